@@ -1,0 +1,58 @@
+// One function per PTX instruction that the kernels need and cuda::ptx of the toolkit lacks.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace abacist::cuda::ptx {
+
+// Moves registers between the warpgroups of a block (Count: a multiple of 8; all 4 warps call it).
+template <int Count>
+__device__ __forceinline__ void setmaxnreg_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count>
+__device__ __forceinline__ void setmaxnreg_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+
+// Named barriers 1..15 (0 is __syncthreads). arrive does not wait.
+template <int Threads>
+__device__ __forceinline__ void named_barrier_sync(int barrier) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
+}
+template <int Threads>
+__device__ __forceinline__ void named_barrier_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
+}
+
+// 2^x within 2 ulp; denormals flush to 0, ex2(-inf) = 0, NaN stays NaN.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two f32 to one packed pair, `low` in the low half.
+template <class Element>
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+  uint32_t r;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  }
+  return r;
+}
+
+// Four 8x8 matrices of 16-bit elements; lane l gives the row address l%8 of matrix l/8.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+
+}  // namespace abacist::cuda::ptx

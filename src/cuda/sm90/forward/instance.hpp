@@ -1,0 +1,19 @@
+// A compiled kernel and what it is for. One translation unit per instance defines one of these.
+#pragma once
+#include "arguments.hpp"
+#include "config.hpp"
+
+namespace abacist::cuda::sm90 {
+
+struct ForwardInstance {
+  ForwardType type;
+  ForwardTile tile;
+  size_t shared_bytes;
+  const void* kernel;
+};
+
+// Ascending by head dimension; the first that is wide enough serves. Defined by the generated list.
+extern const ForwardInstance* const kForwardInstances[];
+extern const int kForwardInstanceCount;
+
+}  // namespace abacist::cuda::sm90

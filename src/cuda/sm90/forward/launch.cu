@@ -1,0 +1,156 @@
+// Host side of the Hopper forward kernel: checks, tensor maps, schedule, launch.
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "arguments.hpp"
+#include "instance.hpp"
+#include "params.cuh"
+
+namespace abacist::cuda::sm90 {
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// The driver is found at run time: the library loads on machines that have none.
+EncodeTiled find_encode_tiled() {
+  static const EncodeTiled encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
+            cudaSuccess ||
+        found != cudaDriverEntryPointSuccess) {
+      entry = nullptr;
+    }
+    return reinterpret_cast<EncodeTiled>(entry);
+  }();
+  return encode;
+}
+
+// (d, s, h, b) with a box of 64 columns x rows. An axis of length 1 or 0 gets a stride TMA accepts.
+bool encode_map(CUtensorMap& map, ForwardType type, const void* base, int64_t d, int64_t s, int64_t h, int64_t b,
+                const ForwardStrides& stride, int rows) {
+  const auto bytes = [](int64_t extent, int64_t elements) {
+    return cuuint64_t(extent > 1 ? elements * 2 : 16);
+  };
+  const cuuint64_t sizes[4] = {cuuint64_t(std::max<int64_t>(d, 1)), cuuint64_t(std::max<int64_t>(s, 1)),
+                               cuuint64_t(std::max<int64_t>(h, 1)), cuuint64_t(std::max<int64_t>(b, 1))};
+  const cuuint64_t strides[3] = {bytes(s, stride.s), bytes(h, stride.h), bytes(b, stride.b)};
+  const cuuint32_t box[4] = {64, cuuint32_t(rows), 1, 1}, step[4] = {1, 1, 1, 1};
+  return find_encode_tiled()(
+             &map, type == ForwardType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+             const_cast<void*>(base), sizes, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool tma_strides_fit(const void* base, int64_t s, int64_t h, int64_t b, const ForwardStrides& stride) {
+  const auto fits = [](int64_t extent, int64_t elements) {
+    return extent <= 1 || (elements >= 0 && elements % 8 == 0 && elements < (int64_t(1) << 38));
+  };
+  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s, stride.s) && fits(h, stride.h) && fits(b, stride.b);
+}
+
+ForwardStatus refuse(const char* reason) { return {ForwardStatus::unsupported, reason, cudaSuccess}; }
+
+const ForwardInstance* find_instance(const ForwardGeometry& g) {
+  for (int i = 0; i < kForwardInstanceCount; ++i) {
+    const ForwardInstance& candidate = *kForwardInstances[i];
+    if (candidate.type == g.type && g.d_qk <= candidate.tile.d_qk && g.d_v <= candidate.tile.d_v) return &candidate;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+size_t forward_workspace_bytes(const ForwardArguments&) { return 0; }
+
+ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
+  const ForwardGeometry& g = arguments.geometry;
+  const ForwardOperands& t = arguments.operands;
+  if (g.b == 0 || g.h_q == 0 || g.s_q == 0) return {};
+  if (g.b < 0 || g.h_q < 0 || g.h_k < 1 || g.s_q < 0 || g.s_k < 0 || g.h_q % g.h_k != 0) {
+    return {ForwardStatus::invalid, "lengths must not be negative and h_q a multiple of h_k", cudaSuccess};
+  }
+  constexpr int64_t kLongest = int64_t(1) << 28;
+  if (g.s_q > kLongest || g.s_k > kLongest || g.total_q > kLongest * 4 || g.total_k > kLongest * 4) {
+    return refuse("sequences longer than 2^28 tokens, or more than 2^30 in all");
+  }
+  if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8) return refuse("head dimensions must be multiples of 8");
+  const ForwardInstance* instance = find_instance(g);
+  if (!instance) return refuse("no kernel for this head dimension and type");
+  const bool varlen_q = g.cu_seqlens_q, varlen_k = g.cu_seqlens_k;
+  const int64_t q_b = varlen_q ? 1 : g.b, q_s = varlen_q ? g.total_q : g.s_q;
+  const int64_t k_b = varlen_k ? 1 : g.b, k_s = varlen_k ? g.total_k : g.s_k;
+  if (!tma_strides_fit(t.q, q_s, g.h_q, q_b, t.q_stride) || !tma_strides_fit(t.k, k_s, g.h_k, k_b, t.k_stride) ||
+      !tma_strides_fit(t.v, k_s, g.h_k, k_b, t.v_stride) || !tma_strides_fit(t.o, q_s, g.h_q, q_b, t.o_stride)) {
+    return refuse("pointers must be 16-byte aligned and strides non-negative multiples of 8 elements");
+  }
+  if (arguments.score.softcap != 0 || arguments.score.alibi_slopes) return refuse("softcap and ALiBi");
+  const ForwardTile& tile = instance->tile;
+  if (!find_encode_tiled()) return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
+
+  ForwardParams p{};
+  if (!encode_map(p.q_map, g.type, t.q, g.d_qk, q_s, g.h_q, q_b, t.q_stride, 64) ||
+      !encode_map(p.k_map, g.type, t.k, g.d_qk, k_s, g.h_k, k_b, t.k_stride, tile.keys) ||
+      !encode_map(p.v_map, g.type, t.v, g.d_v, k_s, g.h_k, k_b, t.v_stride, tile.keys)) {
+    return refuse("TMA does not accept these strides");
+  }
+  p.o = t.o;
+  p.lse = t.lse;
+  p.o_stride_b = varlen_q ? 0 : t.o_stride.b;
+  p.o_stride_s = t.o_stride.s;
+  p.o_stride_h = t.o_stride.h;
+  p.lse_stride_h = q_s;
+  p.lse_stride_b = varlen_q ? 0 : g.h_q * g.s_q;
+  p.cu_seqlens_q = g.cu_seqlens_q;
+  p.cu_seqlens_k = g.cu_seqlens_k;
+  p.k_lengths = g.k_lengths;
+  p.sinks = arguments.score.sinks;
+  p.scale_log2 = float(double(arguments.score.scale) * 1.4426950408889634);
+  if (p.scale_log2 == 0) p.scale_log2 = 0x1p-126f;  // 0 times a masked score of -inf would be NaN
+  p.b = int(g.b);
+  p.h_q = int(g.h_q);
+  p.heads_per_kv_head = int(g.h_q / g.h_k);
+  p.s_q = int(g.s_q);
+  p.s_k = int(g.s_k);
+  p.total_q = int(g.total_q);
+  p.total_k = int(g.total_k);
+  p.d_v = int(g.d_v);
+  const int64_t far = g.s_q + g.s_k;  // as good as unbounded
+  p.left = int(std::clamp<int64_t>(arguments.mask.left, -far, far));
+  p.right = int(std::clamp<int64_t>(arguments.mask.right, -far, far));
+  p.top_left = arguments.mask.top_left;
+  p.always_online = arguments.disabled_fast_path;
+
+  const int64_t tiles_per_head = (g.s_q + tile.rows() - 1) / tile.rows();
+  const int64_t heads = g.b * g.h_q;
+  if (heads * tiles_per_head >= int64_t(1) << 30) return refuse("more than 2^30 query tiles");
+  p.tiles_per_head = int(tiles_per_head);
+  p.tile_count = int(heads * tiles_per_head);
+  const bool uneven = p.right < g.s_q + g.s_k && g.s_q > tile.rows();
+  p.longest_first = uneven;
+  // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
+  const int64_t head_bytes = std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / g.h_q);
+  p.heads_per_section = uneven ? int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads)) : 1;
+
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 int(instance->shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    void* kernel_arguments[] = {&p};
+    error = cudaLaunchKernel(instance->kernel, dim3(unsigned(std::min(multiprocessors, p.tile_count))),
+                             dim3(unsigned(tile.threads())), kernel_arguments, instance->shared_bytes, stream);
+  }
+  if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
+  return {};
+}
+
+}  // namespace abacist::cuda::sm90

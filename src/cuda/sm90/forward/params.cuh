@@ -1,0 +1,59 @@
+// Kernel parameters and the work messages from the producer to the consumers.
+#pragma once
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "config.hpp"
+
+namespace abacist::cuda::sm90 {
+
+struct ForwardParams {
+  CUtensorMap q_map;  // (d, s, h, b), box 64 x 64 rows
+  CUtensorMap k_map;  // (d, s, h, b), box 64 x keys
+  CUtensorMap v_map;
+  void* o;
+  float* lse;
+  int64_t o_stride_b, o_stride_s, o_stride_h;
+  int64_t lse_stride_b, lse_stride_h;
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_k;
+  const int32_t* k_lengths;
+  const float* alibi_slopes;
+  const float* sinks;
+  uint32_t* tile_counter;  // null: tiles are dealt out in a fixed order
+  float scale_log2;        // scale * log2(e): p = 2^(scale_log2 s - m)
+  float softcap_in;        // s -> softcap_out * tanh(softcap_in * s), both 0 without softcap
+  float softcap_out;
+  int b, h_q, heads_per_kv_head;
+  int s_q, s_k;            // dense lengths, or bounds of the device lengths
+  int total_q, total_k;    // varlen
+  int d_v;
+  int left, right;         // clamped to +-2^29
+  int top_left;
+  int tiles_per_head, tile_count, heads_per_section, longest_first;
+  int always_online;       // never freeze the maximum (tests, and the redo path)
+};
+
+// One query tile. Written by the producer to shared memory, read by every consumer thread.
+struct alignas(16) Work {
+  enum Mode { normal = 0, redo = 1, stop = 2 };
+  int row0, head, batch, mode;
+  int len_q, len_k, q_offset, k_offset;      // offsets: first row of the sequence in its tensor
+  int begin, end, full_begin, full_end;      // key tiles to visit; those without masked elements
+};
+
+// The visible keys of query row i are [row_begin(i), row_end(i)): DESIGN's one interval rule.
+struct MaskRule {
+  int first, last, len_k;  // row i sees [i + first, i + last] within [0, len_k)
+  __device__ __forceinline__ MaskRule(const ForwardParams& p, const Work& w) {
+    const int shift = p.top_left ? 0 : w.len_k - w.len_q;
+    first = shift - p.left;
+    last = shift + p.right;
+    len_k = w.len_k;
+  }
+  __device__ __forceinline__ int row_begin(int i) const { return max(0, i + first); }
+  __device__ __forceinline__ int row_end(int i) const { return min(len_k, i + last + 1); }
+};
+
+}  // namespace abacist::cuda::sm90

@@ -1,0 +1,95 @@
+// The cases of forward_harness.cu.
+#pragma once
+
+static std::vector<Case> all_cases() {
+  std::vector<Case> cases;
+  struct Dims { int qk, v; };
+  const Dims dims[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}};
+  auto add = [&](Case c, std::string what) {
+    c.name = std::string(c.type == ForwardType::bf16 ? "bf16" : "f16") + " d" + std::to_string(c.d_qk) + "/" +
+             std::to_string(c.d_v) + " " + what;
+    cases.push_back(c);
+  };
+  for (ForwardType type : {ForwardType::bf16, ForwardType::f16}) {
+    for (Dims d : dims) {
+      Case base;
+      base.type = type, base.d_qk = d.qk, base.d_v = d.v;
+      auto sized = [&](int s_q, int s_k) { Case c = base; c.s_q = s_q, c.s_k = s_k; return c; };
+      const std::string dense = "dense ";
+      for (auto [s_q, s_k] : {std::pair{1, 1}, {1, 300}, {127, 129}, {128, 128}, {129, 127}, {191, 193}, {257, 509},
+                              {509, 257}, {64, 1021}, {1021, 64}, {640, 640}}) {
+        const std::string size = std::to_string(s_q) + "x" + std::to_string(s_k);
+        Case c = sized(s_q, s_k);
+        add(c, "full " + size);
+        c.right = 0;
+        add(c, "causal " + size);
+        c.top_left = true;
+        add(c, "causal top-left " + size);
+      }
+      Case c = sized(333, 777);
+      c.b = 3, c.h_q = 6, c.h_k = 2, c.strided = true;
+      add(c, "gqa 6/2 strided full");
+      c.right = 0;
+      add(c, "gqa 6/2 strided causal");
+      c.h_k = 1, c.left = 100, c.right = 17;
+      add(c, "mqa strided window 100,17");
+      c.left = 300, c.right = 0, c.s_q = 1000;
+      add(c, "mqa strided window 300,0 s_q > s_k");
+      c.left = 0, c.right = 0;
+      add(c, "window 0,0");
+      c = sized(900, 900), c.left = 250, c.right = 250;
+      add(c, "window 250,250");
+      c.left = kUnbounded, c.right = 40;
+      add(c, "window inf,40");
+      c.left = 10000, c.right = 10000;
+      add(c, "window larger than the sequence");
+      c = sized(300, 1500), c.data = Data::large, c.h_q = 2, c.h_k = 2;
+      add(c, "large logits");
+      c.right = 0, c.data = Data::rising;
+      add(c, "rising logits causal");
+      c.s_q = 1500;
+      add(c, "rising logits causal square");
+      c.right = kUnbounded, c.data = Data::spike;
+      add(c, "spike full");
+      c.right = 0;
+      add(c, "spike causal");
+      if (type == ForwardType::bf16) {
+        c.data = Data::huge_v;
+        add(c, "huge v causal");
+      }
+      c.data = Data::nan_query;
+      add(c, "nan query rows");
+      c.data = Data::normal, c.online = true;
+      add(c, "always online causal");
+      c.online = false, c.sinks = true, c.h_q = 4, c.s_k = 700;
+      add(c, "sinks causal, empty rows");
+      c = sized(400, 1100), c.scale = -0.1f, c.right = 0;
+      add(c, "negative scale");
+      c.zero_scale = true;
+      add(c, "zero scale");
+      c = sized(200, 700), c.b = 4, c.used_k = {700, 1, 0, 333};
+      add(c, "key lengths full");
+      c.right = 0;
+      add(c, "key lengths causal");
+      c = sized(400, 500), c.h_q = 4, c.h_k = 2;
+      c.q_lengths = {1, 400, 0, 129, 64, 300, 7}, c.k_lengths = {1, 500, 300, 0, 257, 100, 499};
+      add(c, "varlen full");
+      c.right = 0;
+      add(c, "varlen causal");
+      c.left = 60;
+      add(c, "varlen window 60,0");
+      c = sized(300, 0);
+      add(c, "no keys");
+      c = sized(700, 700), c.b = 2, c.h_q = 40, c.h_k = 40, c.right = 0;
+      add(c, "many heads causal");
+      if (d.qk > 64) {
+        c = sized(300, 500), c.d_qk = d.qk - 8, c.d_v = d.v - 24, c.right = 0;
+        add(c, "odd dims causal");
+      }
+    }
+    Case c;
+    c.type = type, c.d_qk = 8, c.d_v = 40, c.s_q = 300, c.s_k = 500;
+    add(c, "odd dims full");
+  }
+  return cases;
+}
