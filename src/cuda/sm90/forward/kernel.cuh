@@ -285,10 +285,11 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
             softmax_frozen(s, state, scale_log2, t0, t1);
             state.l0 += t0;
             state.l1 += t1;
-            const bool raise =
-                __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
+            const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
+            // This branch also keeps ptxas from moving the wait for P V up into the exponentials.
+            if (raise) raise_rows<Element>(s, state, t0, t1, a0, a1);
             end_step();
-            if (raise) raise_rows<Element>(s, o, state, t0, t1);
+            if (raise) scale_rows(o, a0, a1);
             pack_probability();
           } while (++n < w.full_end);
         } else {
@@ -296,8 +297,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
           mask(n);
           softmax_online(s, state, scale_log2, false, a0, a1);
           end_step();
-#pragma unroll
-          for (int i = 0; i < Tile.d_v / 2; i += 4) o[i] *= a0, o[i + 1] *= a0, o[i + 2] *= a1, o[i + 3] *= a1;
+          scale_rows(o, a0, a1);
           pack_probability();
           ++n;
         }

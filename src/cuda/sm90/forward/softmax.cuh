@@ -42,6 +42,12 @@ __device__ __forceinline__ float quad_sum(float x) {
 template <class Element>
 inline constexpr float kRaiseThreshold = std::is_same_v<Element, __nv_bfloat16> ? 0x1p64f : 0x1p10f;
 
+template <int N>
+__device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) x[i] *= f0, x[i + 1] *= f0, x[i + 2] *= f1, x[i + 3] *= f1;
+}
+
 // s -> p in place, l and m updated. a0, a1: what O must be multiplied with before this tile's P V.
 // scale_log2 may be negative or zero; s of a masked element is -inf.
 template <int N>
@@ -112,19 +118,18 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// The rare branch after softmax_frozen: rescales this tile's p, O and l of the rows that need it.
-template <class Element, int N, int M>
-__device__ __forceinline__ void raise_rows(float (&s)[N], float (&o)[M], RowState& row, float t0, float t1) {
+// The rare branch after softmax_frozen: rescales this tile's p, l and m of the rows that need it; O must
+// then be multiplied with f0, f1. Rows that need nothing get 1, so a row's bits depend on it alone.
+template <class Element, int N>
+__device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t0, float t1, float& f0, float& f1) {
   const int e0 = raise_exponent<Element>(t0), e1 = raise_exponent<Element>(t1);
-  const float f0 = power_of_two(-e0), f1 = power_of_two(-e1);
+  f0 = power_of_two(-e0);
+  f1 = power_of_two(-e1);
   row.m0 += float(e0);
   row.m1 += float(e1);
   row.l0 *= f0;
   row.l1 *= f1;
-#pragma unroll
-  for (int i = 0; i < N; i += 4) s[i] *= f0, s[i + 1] *= f0, s[i + 2] *= f1, s[i + 3] *= f1;
-#pragma unroll
-  for (int i = 0; i < M; i += 4) o[i] *= f0, o[i + 1] *= f0, o[i + 2] *= f1, o[i + 3] *= f1;
+  scale_rows(s, f0, f1);
 }
 
 // Elements outside [begin, end) of their row become -inf. Columns relative to the tile's first key.
