@@ -1,0 +1,18 @@
+# Compile options of every target of the project.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+add_library(abacist_options INTERFACE)
+target_compile_options(abacist_options INTERFACE -Wall -Wextra -Wshadow -Wconversion
+                       $<$<BOOL:${ABACIST_WERROR}>:-Werror>
+                       -ffp-contract=off)  # the same bits whatever the optimiser fuses
+if(ABACIST_SANITIZE)
+  add_compile_options(-fsanitize=${ABACIST_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${ABACIST_SANITIZE})
+endif()

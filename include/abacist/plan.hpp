@@ -1,0 +1,100 @@
+// Plan once, run many times.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "abacist/problem.hpp"
+#include "abacist/status.hpp"
+
+namespace abacist {
+
+enum class Backend : std::uint8_t { automatic, cpu, reference };
+
+ABACIST_API const char* to_string(Backend backend) noexcept;
+
+struct PlanOptions {
+  /// `automatic` takes the first implementation that serves; another value forces one, and it is an
+  /// error if that one cannot. The environment variable ABACIST_BACKEND forces one for tests, and
+  /// ABACIST_CPU_TARGET (sse2, avx2, avx512, neon) an instruction set.
+  Backend backend = Backend::automatic;
+  /// Threads that a run may use at most; 0: as many as the calling thread's oneTBB arena has (the
+  /// default arena honours the affinity mask). Never changes a result's bits.
+  int threads = 0;
+};
+
+/// A figure of the plan, and whether it is exact or an upper bound (varlen: lengths are data).
+struct Figure {
+  std::int64_t value = 0;
+  bool exact = true;
+};
+
+/// What a plan will do, readable before anything runs.
+struct PlanInfo {
+  std::string kernel;   ///< e.g. "cpu.forward.avx512"
+  int rows = 0;         ///< query rows of a tile (heads of a group packed in)
+  int keys = 0;         ///< keys of a tile
+  std::int64_t splits = 1;  ///< parts that the keys of a row are cut into; a function of the problem
+  std::int64_t work_items = 0;
+  int threads = 1;
+  std::size_t workspace_bytes = 0;  ///< shared part + threads * scratch_bytes_per_thread
+  std::size_t scratch_bytes_per_thread = 0;
+  Figure visible_pairs;   ///< (query row, key) pairs that the mask lets see each other, all heads
+  Figure flops;           ///< of those pairs: 2 (d_qk + d_v) forward, 2 (3 d_qk + 2 d_v) backward
+  Figure slow_memory_bytes;     ///< to and from slow memory, each tile counted as often as it moves
+  Figure standard_memory_bytes; ///< the same for attention that writes scores and probabilities
+  bool deterministic = true;    ///< same bits on every run, thread count and timing
+  std::vector<std::string> declined;  ///< "name: reason" of each implementation passed over
+};
+
+/// Caller-owned memory for one run at a time; any initial content.
+struct Workspace {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
+struct RunOptions {
+  /// A plan's run needs one of info().workspace_bytes, aligned to kWorkspaceAlignment (empty is fine
+  /// if that is 0). The one-line calls allocate when it is empty.
+  Workspace workspace{};
+  /// Called now and then from worker threads with the share done so far, in [0, 1].
+  void (*progress)(double done, void* context) = nullptr;
+  void* progress_context = nullptr;
+};
+
+/// A validated problem with the implementation that serves it. Cheap to copy; safe to run from many
+/// threads at once, each run with its own workspace and outputs.
+class ABACIST_API Plan {
+ public:
+  const PlanInfo& info() const noexcept;
+  const Problem& problem() const noexcept;
+
+  /// Runs the plan. The tensors must have the specs that were planned. Every host argument is checked
+  /// before anything is written.
+  Status run(const ForwardTensors& tensors, const RunOptions& options = {}) const;
+  Status run(const BackwardTensors& tensors, const RunOptions& options = {}) const;
+
+  struct State;  // not part of the API
+
+ private:
+  friend ABACIST_API Result<Plan> plan(const Problem&, const PlanOptions&);
+  std::shared_ptr<const State> state_;
+};
+
+/// Validates the problem, walks the implementations in order, and returns the plan of the first that
+/// serves, or why none does. Reads no tensor data; costs microseconds.
+///
+///     Result<Plan> p = plan(make_problem(tensors, options));
+///     if (!p) return report(p.error());
+///     std::puts(explain(*p).c_str());
+ABACIST_API Result<Plan> plan(const Problem& problem, const PlanOptions& options = {});
+
+/// The plan as text.
+ABACIST_API std::string explain(const Plan& plan);
+
+}  // namespace abacist

@@ -1,0 +1,114 @@
+// What is to be computed: operands, geometry, mask and score, each part optional but the operands.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+
+#include "abacist/status.hpp"
+#include "abacist/tensor.hpp"
+
+namespace abacist {
+
+enum class Pass : std::uint8_t { forward, backward };
+
+/// A window side without a bound.
+inline constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
+
+/// Where query 0 stands among the keys: `shift = len_k - len_q` (bottom_right: the last query sees
+/// the last key) or 0 (top_left: query 0 stands at key 0).
+enum class Align : std::uint8_t { bottom_right, top_left };
+
+/// Query i sees key j only if `i + shift - left <= j <= i + shift + right`; both inclusive, >= 0 or
+/// kUnbounded. Both bounds always apply.
+struct Window {
+  std::int64_t left = kUnbounded;
+  std::int64_t right = kUnbounded;
+  bool operator==(const Window&) const = default;
+};
+
+/// Which keys a query sees. `causal` caps `window.right` at 0.
+struct Mask {
+  bool causal = false;
+  Window window{};
+  Align align = Align::bottom_right;
+  bool operator==(const Mask&) const = default;
+};
+
+/// How a score is made of q·k: `scale`, then softcap, then ALiBi (if slopes are among the operands).
+struct Score {
+  /// Any finite number, zero and negative included; default 1/sqrt(d_qk).
+  std::optional<double> scale{};
+  /// `cap * tanh(s / cap)`; 0 means none, else finite and > 0.
+  double softcap = 0.0;
+  bool operator==(const Score&) const = default;
+};
+
+/// Bounds of the lengths in a varlen problem; ignored otherwise.
+struct MaxLengths {
+  std::int64_t s_q = 0;
+  std::int64_t s_k = 0;
+  bool operator==(const MaxLengths&) const = default;
+};
+
+/// Everything but the data and the shapes.
+struct Options {
+  Mask mask{};
+  Score score{};
+  MaxLengths max_lengths{};
+  bool operator==(const Options&) const = default;
+};
+
+/// Specs of the operands. Dense `[b, s, h, d]`; varlen `[total, h, d]` with cu_seqlens present.
+/// Which ones a pass needs, and their shapes: see ForwardTensors and BackwardTensors.
+struct Operands {
+  TensorSpec q, k, v, o, lse;
+  TensorSpec d_o, d_lse, dq, dk, dv;
+  TensorSpec alibi_slopes;
+  TensorSpec cu_seqlens_q, cu_seqlens_k;
+  bool operator==(const Operands&) const = default;
+};
+
+struct Problem {
+  Pass pass = Pass::forward;
+  Operands operands{};
+  Options options{};
+  bool operator==(const Problem&) const = default;
+};
+
+/// Operands of the forward pass. q, k and v share one dtype (f32, bf16 or f16; the reference backend
+/// takes f64 and mixtures, too). h_q % h_k == 0; query head h uses key/value head h / (h_q / h_k).
+struct ForwardTensors {
+  ConstTensor q;  ///< [b, s_q, h_q, d_qk], varlen [total_q, h_q, d_qk]
+  ConstTensor k;  ///< [b, s_k, h_k, d_qk], varlen [total_k, h_k, d_qk]
+  ConstTensor v;  ///< [b, s_k, h_k, d_v],  varlen [total_k, h_k, d_v]
+  Tensor o;       ///< [b, s_q, h_q, d_v],  varlen [total_q, h_q, d_v]; dtype of q, or f32
+  Tensor lse{};   ///< optional; f32 [b, h_q, s_q], varlen [h_q, total_q]; natural logarithm
+  ConstTensor alibi_slopes{};  ///< optional; f32 [h_q] or [b, h_q]; adds -slope * |i + shift - j|
+  ConstTensor cu_seqlens_q{};  ///< varlen only: i32 [b + 1], contiguous; starts with 0, ascending
+  ConstTensor cu_seqlens_k{};  ///< varlen only: i32 [b + 1], contiguous
+};
+
+/// Operands of the backward pass: the forward's inputs and results, the gradient of the loss by O
+/// (and by LSE), and the gradients to write. dq, dk and dv have the shapes of q, k and v, and their
+/// dtype or f32.
+struct BackwardTensors {
+  ConstTensor q, k, v;
+  ConstTensor o;    ///< as written by the forward pass
+  ConstTensor lse;  ///< as written by the forward pass; required
+  ConstTensor d_o;  ///< shape of o, dtype of q or f32
+  Tensor dq, dk, dv;
+  ConstTensor d_lse{};  ///< optional; shape of lse, f32
+  ConstTensor alibi_slopes{};
+  ConstTensor cu_seqlens_q{}, cu_seqlens_k{};
+};
+
+/// The problem that a set of tensors poses.
+ABACIST_API Problem make_problem(const ForwardTensors& tensors, const Options& options = {});
+ABACIST_API Problem make_problem(const BackwardTensors& tensors, const Options& options = {});
+
+/// Checks every rule that does not need the data; the error names the argument, what it was and what
+/// it must be. `plan` calls it first.
+ABACIST_API Status validate(const Problem& problem);
+
+}  // namespace abacist

@@ -1,0 +1,102 @@
+#include "api/overlap.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace abacist::api {
+namespace {
+
+/// One axis in bytes: offsets `stride * [low, high]`, stride > 0.
+struct Axis {
+  std::int64_t stride;
+  std::int64_t low;
+  std::int64_t high;
+};
+
+bool empty(const TensorSpec& spec) {
+  return std::any_of(spec.shape.begin(), spec.shape.begin() + spec.rank,
+                     [](std::int64_t extent) { return extent == 0; });
+}
+
+/// Appends the axes of `spec` with more than one element; `sign` -1 negates the offsets.
+void append_axes(const TensorSpec& spec, int sign, std::vector<Axis>& axes) {
+  for (std::size_t i = 0; i < static_cast<std::size_t>(spec.rank); ++i) {
+    const std::int64_t steps = spec.shape[i] - 1;
+    const std::int64_t stride = spec.stride[i] * size_of(spec.dtype);
+    if (steps <= 0 || stride == 0) continue;
+    const bool positive = (stride > 0) == (sign > 0);
+    axes.push_back({std::abs(stride), positive ? 0 : -steps, positive ? steps : 0});
+  }
+}
+
+std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
+
+/// Is there an x with low_i <= x_i <= high_i and target_low <= sum stride_i x_i <= target_high?
+/// Depth-first over axes by falling stride; the reach of what is left prunes all but a few values.
+class Search {
+ public:
+  Search(std::vector<Axis> axes) : axes_(std::move(axes)), reach_(axes_.size() + 1) {
+    std::sort(axes_.begin(), axes_.end(),
+              [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
+    for (std::size_t i = axes_.size(); i-- > 0;) {
+      reach_[i].first = reach_[i + 1].first + axes_[i].stride * axes_[i].low;
+      reach_[i].second = reach_[i + 1].second + axes_[i].stride * axes_[i].high;
+    }
+  }
+
+  bool possible(std::int64_t target_low, std::int64_t target_high, std::size_t depth = 0) {
+    const auto [least, most] = reach_[depth];
+    if (target_high < least || target_low > most) return false;
+    if (depth == axes_.size()) return true;
+    if (--budget_ < 0) return true;
+    const Axis& axis = axes_[depth];
+    const auto [rest_least, rest_most] = reach_[depth + 1];
+    const std::int64_t first =
+        std::max(axis.low, -floor_div(-(target_low - rest_most), axis.stride));
+    const std::int64_t last = std::min(axis.high, floor_div(target_high - rest_least, axis.stride));
+    for (std::int64_t x = first; x <= last; ++x) {
+      const std::int64_t step = x * axis.stride;
+      if (possible(target_low - step, target_high - step, depth + 1)) return true;
+      if (budget_ < 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  std::vector<Axis> axes_;
+  std::vector<std::pair<std::int64_t, std::int64_t>> reach_;  // of the axes from an index on
+  int budget_ = 10'000;
+};
+
+}  // namespace
+
+bool may_overlap_itself(const TensorSpec& spec) {
+  if (empty(spec)) return false;
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> axes;  // |stride|, steps
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(spec.rank); ++i) {
+    if (spec.shape[i] > 1) axes[count++] = {std::abs(spec.stride[i]), spec.shape[i] - 1};
+  }
+  std::sort(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(count));
+  std::int64_t reach = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (axes[i].first <= reach) return true;
+    reach += axes[i].first * axes[i].second;
+  }
+  return false;
+}
+
+bool may_overlap(const ConstTensor& a, const ConstTensor& b) {
+  if (!a.present() || !b.present() || empty(a) || empty(b)) return false;
+  std::vector<Axis> axes;
+  append_axes(a, +1, axes);
+  append_axes(b, -1, axes);
+  // a + x + i = b + y + j with bytes i, j of one element: x - y in [delta - (size_a - 1), delta + size_b - 1].
+  const auto delta = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(b.data) -
+                                               reinterpret_cast<std::intptr_t>(a.data));
+  return Search(std::move(axes))
+      .possible(delta - (size_of(a.dtype) - 1), delta + (size_of(b.dtype) - 1));
+}
+
+}  // namespace abacist::api

@@ -1,0 +1,96 @@
+// The planner: validate, ask each implementation in order, keep the first that serves.
+#include "abacist/plan.hpp"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "api/registry.hpp"
+#include "api/tensors.hpp"
+#include "api/validate.hpp"
+
+namespace abacist {
+
+struct Plan::State {
+  core::Resolved resolved{};
+  core::Draft draft{};
+  const core::Implementation* implementation = nullptr;
+};
+
+namespace {
+
+/// The backend that the caller or the environment forces; `automatic` if none.
+Result<Backend> forced_backend(const PlanOptions& options) {
+  const char* name = std::getenv("ABACIST_BACKEND");
+  if (name == nullptr || *name == '\0') return options.backend;
+  for (const Backend backend : {Backend::automatic, Backend::cpu, Backend::reference}) {
+    if (std::string_view(name) != to_string(backend)) continue;
+    if (options.backend == Backend::automatic || options.backend == backend) return backend;
+    // An explicit choice of the caller (an oracle beside the backend under test) stands.
+    return options.backend;
+  }
+  return api::invalid("ABACIST_BACKEND",
+                      std::string("is \"") + name + "\", must be automatic, cpu or reference");
+}
+
+template <class Tensors>
+Status run_checked(const Plan::State& state, const Tensors& tensors, const RunOptions& options,
+                   Status (*run)(const Plan::State&, const Tensors&, const RunOptions&)) {
+  if (Status s = api::check_tensors(state.resolved, tensors); !s) return s;
+  if (Status s = api::check_workspace(state.draft.info, options.workspace); !s) return s;
+  return run(state, tensors, options);
+}
+
+}  // namespace
+
+Result<Plan> plan(const Problem& problem, const PlanOptions& options) {
+  auto resolved = api::resolve(problem);
+  if (!resolved) return resolved.error();
+  const auto backend = forced_backend(options);
+  if (!backend) return backend.error();
+  if (options.threads < 0) {
+    return api::invalid("threads", "is " + std::to_string(options.threads) +
+                                       ", must be at least 0 (0: those of the arena)");
+  }
+  PlanOptions chosen = options;
+  chosen.backend = backend.value();
+  std::vector<std::string> declined;
+  for (const core::Implementation* candidate : api::implementations()) {
+    if (chosen.backend != Backend::automatic && chosen.backend != candidate->backend) continue;
+    auto draft = candidate->plan(resolved.value(), chosen);
+    if (!draft) {
+      if (draft.error().code != ErrorCode::unsupported) return draft.error();
+      declined.push_back(std::string(candidate->name) + ": " + draft.error().message);
+      continue;
+    }
+    auto state = std::make_shared<Plan::State>();
+    state->resolved = std::move(resolved).value();
+    state->draft = std::move(draft).value();
+    state->draft.info.declined = std::move(declined);
+    state->implementation = candidate;
+    Plan result;
+    result.state_ = std::move(state);
+    return result;
+  }
+  std::string reasons;
+  for (const std::string& reason : declined) reasons += (reasons.empty() ? "" : "; ") + reason;
+  return Error{ErrorCode::unsupported, "", "no implementation serves: " + reasons};
+}
+
+const PlanInfo& Plan::info() const noexcept { return state_->draft.info; }
+const Problem& Plan::problem() const noexcept { return state_->resolved.problem; }
+
+Status Plan::run(const ForwardTensors& tensors, const RunOptions& options) const {
+  return run_checked<ForwardTensors>(
+      *state_, tensors, options, [](const State& s, const ForwardTensors& t, const RunOptions& o) {
+        return s.implementation->forward({s.resolved, s.draft, t, o});
+      });
+}
+
+Status Plan::run(const BackwardTensors& tensors, const RunOptions& options) const {
+  return run_checked<BackwardTensors>(
+      *state_, tensors, options, [](const State& s, const BackwardTensors& t, const RunOptions& o) {
+        return s.implementation->backward({s.resolved, s.draft, t, o});
+      });
+}
+
+}  // namespace abacist

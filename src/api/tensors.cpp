@@ -1,0 +1,129 @@
+#include "api/tensors.hpp"
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "api/overlap.hpp"
+#include "api/text.hpp"
+#include "api/validate.hpp"
+
+namespace abacist::api {
+namespace {
+
+struct Named {
+  const char* name;
+  ConstTensor tensor;
+  bool output = false;
+};
+
+bool has_elements(const TensorSpec& spec) {
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
+    if (spec.shape[axis] == 0) return false;
+  }
+  return spec.present();
+}
+
+Status check_pointers(std::span<const Named> all) {
+  for (const Named& x : all) {
+    if (!has_elements(x.tensor)) continue;
+    if (x.tensor.data == nullptr) return invalid(x.name, "data is null");
+    const auto address = reinterpret_cast<std::uintptr_t>(x.tensor.data);
+    const auto size = static_cast<std::uintptr_t>(size_of(x.tensor.dtype));
+    if (address % size != 0) {
+      return invalid(x.name, "data is not aligned to its " + std::to_string(size) +
+                                 "-byte elements");
+    }
+  }
+  for (const Named& x : all) {
+    if (!x.output) continue;
+    for (const Named& y : all) {
+      if (&x == &y || (y.output && &y < &x) || !may_overlap(x.tensor, y.tensor)) continue;
+      return invalid(x.name, std::string("overlaps ") + y.name +
+                                 "; outputs must not share memory with any other operand");
+    }
+  }
+  return {};
+}
+
+/// Host cu_seqlens: 0 first, ascending, no length over `max_length`, the last within `total`.
+Status check_cu_seqlens(const char* name, const ConstTensor& tensor, std::int64_t total,
+                        std::int64_t max_length) {
+  const auto* cu = static_cast<const std::int32_t*>(tensor.data);
+  const std::int64_t b = tensor.shape[0] - 1;
+  const auto entry = [&](std::int64_t i) {
+    return "[" + std::to_string(i) + "] is " + std::to_string(cu[i]);
+  };
+  if (cu[0] != 0) return invalid(name, entry(0) + ", must be 0");
+  for (std::int64_t i = 1; i <= b; ++i) {
+    if (cu[i] < cu[i - 1]) return invalid(name, entry(i) + ", less than " + entry(i - 1));
+    if (std::int64_t{cu[i]} - cu[i - 1] > max_length) {
+      return invalid(name, entry(i) + " after " + entry(i - 1) + ": a length over max_lengths = " +
+                               std::to_string(max_length));
+    }
+  }
+  if (cu[b] > total) {
+    return invalid(name, entry(b) + ", past the " + std::to_string(total) + " rows of its tensor");
+  }
+  return {};
+}
+
+Status check_all(const core::Resolved& resolved, const Problem& now, std::span<const Named> all,
+                 const ConstTensor& cu_q, const ConstTensor& cu_k) {
+  const Problem& planned = resolved.problem;
+  if (now.pass != planned.pass) return invalid("tensors", "are of the other pass than the plan");
+  if (!(now.operands == planned.operands)) {
+    return invalid("tensors", "have other dtypes, shapes or strides than the plan was made for");
+  }
+  if (Status s = check_pointers(all); !s) return s;
+  if (!resolved.geometry.varlen || cu_q.device.type != DeviceType::cpu) return {};
+  const auto& g = resolved.geometry;
+  if (Status s = check_cu_seqlens("cu_seqlens_q", cu_q, g.total_q, g.s_q); !s) return s;
+  return check_cu_seqlens("cu_seqlens_k", cu_k, g.total_k, g.s_k);
+}
+
+}  // namespace
+
+Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t) {
+  const Named all[] = {{"q", t.q},
+                       {"k", t.k},
+                       {"v", t.v},
+                       {"o", t.o, true},
+                       {"lse", t.lse, true},
+                       {"alibi_slopes", t.alibi_slopes},
+                       {"cu_seqlens_q", t.cu_seqlens_q},
+                       {"cu_seqlens_k", t.cu_seqlens_k}};
+  return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
+}
+
+Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t) {
+  const Named all[] = {{"q", t.q},
+                       {"k", t.k},
+                       {"v", t.v},
+                       {"o", t.o},
+                       {"lse", t.lse},
+                       {"d_o", t.d_o},
+                       {"d_lse", t.d_lse},
+                       {"dq", t.dq, true},
+                       {"dk", t.dk, true},
+                       {"dv", t.dv, true},
+                       {"alibi_slopes", t.alibi_slopes},
+                       {"cu_seqlens_q", t.cu_seqlens_q},
+                       {"cu_seqlens_k", t.cu_seqlens_k}};
+  return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
+}
+
+Status check_workspace(const PlanInfo& info, const Workspace& workspace) {
+  if (info.workspace_bytes == 0) return {};
+  if (workspace.data == nullptr || workspace.bytes < info.workspace_bytes) {
+    return invalid("workspace", "has " + std::to_string(workspace.data ? workspace.bytes : 0) +
+                                    " bytes, the plan needs " +
+                                    std::to_string(info.workspace_bytes));
+  }
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    return invalid("workspace", "is not aligned to 256 bytes");
+  }
+  return {};
+}
+
+}  // namespace abacist::api

@@ -1,0 +1,289 @@
+// Rules that need no data: presence, ranks, shapes, dtypes, strides, mask and score.
+#include "api/validate.hpp"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "api/overlap.hpp"
+#include "api/text.hpp"
+
+namespace abacist::api {
+namespace {
+
+// Lengths and strides below these keep every offset in bytes inside 63 bits.
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
+
+/// The largest |offset| in bytes that the spec can address fits; shape and strides are sane.
+Status check_extents(const char* name, const TensorSpec& spec) {
+  if (spec.rank > kMaxRank) {
+    return invalid(name, "rank is " + std::to_string(spec.rank) + ", must be at most 4");
+  }
+  const std::int64_t size = size_of(spec.dtype);
+  std::int64_t elements = 1;
+  std::int64_t reach = size;
+  for (int axis = 0; axis < spec.rank; ++axis) {
+    const std::int64_t extent = spec.shape[static_cast<std::size_t>(axis)];
+    const std::int64_t stride = spec.stride[static_cast<std::size_t>(axis)];
+    const auto where = std::string("shape") + to_text(spec.shape, spec.rank);
+    if (extent < 0 || extent > kMaxExtent) {
+      return invalid(name, where + " has an extent outside [0, 2^40]");
+    }
+    if (extent > 0 && elements > kMaxBytes / size / extent) {
+      return invalid(name, where + " overflows: its size must be below 2^60 bytes");
+    }
+    elements *= extent;
+    const std::int64_t steps = extent > 1 ? extent - 1 : 0;
+    const bool absurd = stride == std::numeric_limits<std::int64_t>::min() ||
+                        (steps > 0 && std::abs(stride) > (kMaxBytes - reach) / size / steps);
+    if (absurd) {
+      return invalid(name, "strides" + to_text(spec.stride, spec.rank) + " with " + where +
+                               " overflow: offsets must be below 2^60 bytes");
+    }
+    reach += std::abs(stride) * steps * size;
+  }
+  return {};
+}
+
+Status check_float(const char* name, const TensorSpec& spec) {
+  if (spec.dtype != DType::i32) return {};
+  return invalid(name, "dtype is i32, must be a floating-point type");
+}
+
+Status check_shape(const char* name, const TensorSpec& spec, const TensorSpec& expected,
+                   const char* letters) {
+  if (spec.rank == expected.rank) {
+    bool same = true;
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
+      same = same && spec.shape[axis] == expected.shape[axis];
+    }
+    if (same) return {};
+  }
+  return invalid(name, "shape is " + to_text(spec.shape, spec.rank) + ", must be " + letters +
+                           " = " + to_text(expected.shape, expected.rank));
+}
+
+Status check_output(const char* name, const TensorSpec& spec) {
+  if (!may_overlap_itself(spec)) return {};
+  return invalid(name, "strides" + to_text(spec.stride, spec.rank) + " with shape" +
+                           to_text(spec.shape, spec.rank) +
+                           " write an element twice; every element of an output must be distinct");
+}
+
+struct Named {
+  const char* name;
+  const TensorSpec* spec;
+  bool required;
+  bool output;
+};
+
+TensorSpec shaped(std::initializer_list<std::int64_t> shape) {
+  return contiguous(DType::f32, shape);
+}
+
+class Validator {
+ public:
+  explicit Validator(const Problem& problem) : p_(problem), x_(problem.operands) {}
+
+  Result<core::Resolved> run() {
+    for (auto step : {&Validator::presence, &Validator::inputs, &Validator::sequences,
+                      &Validator::derived_shapes, &Validator::mask, &Validator::score}) {
+      if (Status status = (this->*step)(); !status) return status.error();
+    }
+    core::Resolved resolved;
+    resolved.problem = p_;
+    resolved.geometry = g_;
+    resolved.scale =
+        p_.options.score.scale.value_or(1.0 / std::sqrt(static_cast<double>(g_.d_qk)));
+    return resolved;
+  }
+
+ private:
+  Status presence() {
+    const bool backward = p_.pass == Pass::backward;
+    const Named all[] = {
+        {"q", &x_.q, true, false},
+        {"k", &x_.k, true, false},
+        {"v", &x_.v, true, false},
+        {"o", &x_.o, true, !backward},
+        {"lse", &x_.lse, backward, !backward},
+        {"d_o", &x_.d_o, backward, false},
+        {"d_lse", &x_.d_lse, false, false},
+        {"dq", &x_.dq, backward, true},
+        {"dk", &x_.dk, backward, true},
+        {"dv", &x_.dv, backward, true},
+        {"alibi_slopes", &x_.alibi_slopes, false, false},
+        {"cu_seqlens_q", &x_.cu_seqlens_q, false, false},
+        {"cu_seqlens_k", &x_.cu_seqlens_k, false, false},
+    };
+    for (const Named& operand : all) {
+      if (operand.spec->rank < 0) return invalid(operand.name, "rank is negative");
+      if (!operand.spec->present()) {
+        if (operand.required) return invalid(operand.name, "is absent, but this pass needs it");
+        continue;
+      }
+      if (Status s = check_extents(operand.name, *operand.spec); !s) return s;
+      if (operand.spec->device != x_.q.device) {
+        return invalid(operand.name, "is on " + to_text(operand.spec->device) + ", but q is on " +
+                                         to_text(x_.q.device));
+      }
+      if (operand.output) {
+        if (Status s = check_output(operand.name, *operand.spec); !s) return s;
+      }
+    }
+    return {};
+  }
+
+  Status inputs() {
+    const int rank = x_.cu_seqlens_q.present() || x_.cu_seqlens_k.present() ? 3 : 4;
+    const char* letters = rank == 4 ? "[b, s, h, d]" : "[total, h, d] (cu_seqlens are given)";
+    for (auto [name, spec] : {std::pair{"q", &x_.q}, {"k", &x_.k}, {"v", &x_.v}}) {
+      if (spec->rank != rank) {
+        return invalid(name, "shape is " + to_text(spec->shape, spec->rank) + ", must be " + letters);
+      }
+      if (Status s = check_float(name, *spec); !s) return s;
+    }
+    g_.varlen = rank == 3;
+    const auto axis = [rank](const TensorSpec& spec, int from_the_end) {
+      return spec.shape[static_cast<std::size_t>(rank - from_the_end)];
+    };
+    g_.h_q = axis(x_.q, 2);
+    g_.h_k = axis(x_.k, 2);
+    g_.d_qk = axis(x_.q, 1);
+    g_.d_v = axis(x_.v, 1);
+    if (g_.d_qk < 1) return invalid("q", "head dimension is 0, must be at least 1");
+    if (g_.d_v < 1) return invalid("v", "head dimension is 0, must be at least 1");
+    if (g_.h_q > 0 && (g_.h_k == 0 || g_.h_q % g_.h_k != 0)) {
+      return invalid("k", "h_k is " + std::to_string(g_.h_k) + ", must divide h_q = " +
+                              std::to_string(g_.h_q));
+    }
+    g_.group = g_.h_k > 0 ? g_.h_q / g_.h_k : 1;
+    return {};
+  }
+
+  Status sequences() {
+    if (!g_.varlen) {
+      g_.b = x_.q.shape[0];
+      g_.s_q = x_.q.shape[1];
+      g_.s_k = x_.k.shape[1];
+      g_.total_q = g_.b * g_.s_q;
+      g_.total_k = g_.b * g_.s_k;
+      if (Status s = check_shape("k", x_.k, shaped({g_.b, g_.s_k, g_.h_k, g_.d_qk}),
+                                 "[b, s_k, h_k, d_qk]");
+          !s) {
+        return s;
+      }
+      return check_shape("v", x_.v, shaped({g_.b, g_.s_k, g_.h_k, g_.d_v}), "[b, s_k, h_k, d_v]");
+    }
+    for (auto [name, spec] :
+         {std::pair{"cu_seqlens_q", &x_.cu_seqlens_q}, {"cu_seqlens_k", &x_.cu_seqlens_k}}) {
+      if (!spec->present()) return invalid(name, "is absent, but the other cu_seqlens is given");
+      if (spec->rank != 1 || spec->dtype != DType::i32 || spec->shape[0] < 1 ||
+          (spec->shape[0] > 1 && spec->stride[0] != 1)) {
+        return invalid(name, "is " + to_text(*spec) + ", must be contiguous i32[b + 1]");
+      }
+    }
+    if (x_.cu_seqlens_q.shape[0] != x_.cu_seqlens_k.shape[0]) {
+      return invalid("cu_seqlens_k", "has " + std::to_string(x_.cu_seqlens_k.shape[0]) +
+                                         " entries, cu_seqlens_q has " +
+                                         std::to_string(x_.cu_seqlens_q.shape[0]));
+    }
+    const MaxLengths& max = p_.options.max_lengths;
+    for (auto [name, value] :
+         {std::pair{"max_lengths.s_q", max.s_q}, {"max_lengths.s_k", max.s_k}}) {
+      if (value < 0 || value > kMaxExtent) {
+        return invalid(name, "is " + std::to_string(value) + ", must be in [0, 2^40]");
+      }
+    }
+    g_.b = x_.cu_seqlens_q.shape[0] - 1;
+    g_.s_q = max.s_q;
+    g_.s_k = max.s_k;
+    g_.total_q = x_.q.shape[0];
+    g_.total_k = x_.k.shape[0];
+    if (Status s = check_shape("k", x_.k, shaped({g_.total_k, g_.h_k, g_.d_qk}),
+                               "[total_k, h_k, d_qk]");
+        !s) {
+      return s;
+    }
+    return check_shape("v", x_.v, shaped({g_.total_k, g_.h_k, g_.d_v}), "[total_k, h_k, d_v]");
+  }
+
+  Status derived_shapes() {
+    const TensorSpec o = g_.varlen ? shaped({g_.total_q, g_.h_q, g_.d_v})
+                                   : shaped({g_.b, g_.s_q, g_.h_q, g_.d_v});
+    const TensorSpec lse =
+        g_.varlen ? shaped({g_.h_q, g_.total_q}) : shaped({g_.b, g_.h_q, g_.s_q});
+    const char* o_letters = g_.varlen ? "[total_q, h_q, d_v]" : "[b, s_q, h_q, d_v]";
+    const char* lse_letters = g_.varlen ? "[h_q, total_q]" : "[b, h_q, s_q]";
+    const struct {
+      const char* name;
+      const TensorSpec& spec;
+      const TensorSpec& expected;
+      const char* letters;
+    } rules[] = {{"o", x_.o, o, o_letters},          {"lse", x_.lse, lse, lse_letters},
+                 {"d_o", x_.d_o, o, o_letters},      {"d_lse", x_.d_lse, lse, lse_letters},
+                 {"dq", x_.dq, x_.q, "the shape of q"}, {"dk", x_.dk, x_.k, "the shape of k"},
+                 {"dv", x_.dv, x_.v, "the shape of v"}};
+    for (const auto& rule : rules) {
+      if (!rule.spec.present()) continue;
+      if (Status s = check_float(rule.name, rule.spec); !s) return s;
+      if (Status s = check_shape(rule.name, rule.spec, rule.expected, rule.letters); !s) return s;
+    }
+    const TensorSpec& slopes = x_.alibi_slopes;
+    if (!slopes.present()) return {};
+    if (Status s = check_float("alibi_slopes", slopes); !s) return s;
+    if (slopes.rank == 1) return check_shape("alibi_slopes", slopes, shaped({g_.h_q}), "[h_q]");
+    return check_shape("alibi_slopes", slopes, shaped({g_.b, g_.h_q}), "[h_q] or [b, h_q]");
+  }
+
+  Status mask() {
+    const Window& window = p_.options.mask.window;
+    for (auto [name, value] : {std::pair{"mask.window.left", window.left},
+                               {"mask.window.right", window.right}}) {
+      if (value < 0) {
+        return invalid(name,
+                       "is " + std::to_string(value) + ", must be at least 0, or kUnbounded");
+      }
+    }
+    return {};
+  }
+
+  Status score() {
+    const Score& score = p_.options.score;
+    constexpr double kMaxFloat = std::numeric_limits<float>::max();
+    if (score.scale && !(std::abs(*score.scale) <= kMaxFloat)) {
+      return invalid("score.scale", "is " + to_text(*score.scale) +
+                                        ", must be finite in float (zero and negative are fine)");
+    }
+    if (!(score.softcap >= 0.0 && score.softcap <= kMaxFloat)) {
+      return invalid("score.softcap",
+                     "is " + to_text(score.softcap) + ", must be 0 (none) or finite and positive");
+    }
+    return {};
+  }
+
+  const Problem& p_;
+  const Operands& x_;
+  core::Geometry g_{};
+};
+
+}  // namespace
+
+Error invalid(std::string argument, std::string message) {
+  return {ErrorCode::invalid_argument, std::move(argument), std::move(message)};
+}
+
+Result<core::Resolved> resolve(const Problem& problem) { return Validator(problem).run(); }
+
+}  // namespace abacist::api
+
+namespace abacist {
+
+Status validate(const Problem& problem) {
+  auto resolved = api::resolve(problem);
+  if (!resolved) return resolved.error();
+  return {};
+}
+
+}  // namespace abacist

@@ -1,0 +1,74 @@
+// The problem in plain numbers, and where each sequence's rows lie. Shared by all backends.
+#pragma once
+
+#include <cstdint>
+
+#include "abacist/problem.hpp"
+#include "core/mask.hpp"
+
+namespace abacist::core {
+
+struct Geometry {
+  bool varlen = false;
+  std::int64_t b = 0;
+  std::int64_t h_q = 0, h_k = 0;
+  std::int64_t group = 1;         ///< h_q / h_k
+  std::int64_t s_q = 0, s_k = 0;  ///< lengths; varlen: their stated maxima
+  std::int64_t d_qk = 0, d_v = 0;
+  std::int64_t total_q = 0, total_k = 0;  ///< rows of one head over the batch
+};
+
+/// A validated problem.
+struct Resolved {
+  Problem problem{};
+  Geometry geometry{};
+  double scale = 1.0;  ///< default applied
+
+  bool has_alibi() const { return problem.operands.alibi_slopes.present(); }
+};
+
+/// Strides of one operand as (sequence, row, head, dim), dense or varlen.
+struct RowStrides {
+  std::int64_t batch = 0, row = 0, head = 0, dim = 0;
+
+  explicit RowStrides(const TensorSpec& spec)
+      : batch(spec.rank == 4 ? spec.stride[0] : 0),
+        row(spec.stride[spec.rank == 4 ? 1 : 0]),
+        head(spec.stride[spec.rank == 4 ? 2 : 1]),
+        dim(spec.stride[spec.rank == 4 ? 3 : 2]) {}
+
+  std::int64_t at(std::int64_t sequence, std::int64_t r, std::int64_t h) const {
+    return sequence * batch + r * row + h * head;
+  }
+};
+
+/// Strides of LSE-shaped operands, `[b, h_q, s_q]` or `[h_q, total_q]`.
+struct LseStrides {
+  std::int64_t batch = 0, head = 0, row = 0;
+
+  explicit LseStrides(const TensorSpec& spec)
+      : batch(spec.rank == 3 ? spec.stride[0] : 0),
+        head(spec.stride[spec.rank == 3 ? 1 : 0]),
+        row(spec.stride[spec.rank == 3 ? 2 : 1]) {}
+
+  std::int64_t at(std::int64_t sequence, std::int64_t h, std::int64_t r) const {
+    return sequence * batch + h * head + r * row;
+  }
+};
+
+/// One sequence pair: its rows in the tensors. Dense: rows [0, s) of batch entry `index`; varlen: rows
+/// [first, first + len) of the packed tensor (whose batch stride is 0).
+struct Sequence {
+  std::int64_t index = 0;
+  std::int64_t first_q = 0, first_k = 0;
+  std::int64_t len_q = 0, len_k = 0;
+};
+
+inline Sequence sequence_at(const Geometry& g, const std::int32_t* cu_q, const std::int32_t* cu_k,
+                            std::int64_t index) {
+  if (!g.varlen) return {index, 0, 0, g.s_q, g.s_k};
+  return {index, cu_q[index], cu_k[index], cu_q[index + 1] - std::int64_t{cu_q[index]},
+          cu_k[index + 1] - std::int64_t{cu_k[index]}};
+}
+
+}  // namespace abacist::core
