@@ -9,6 +9,8 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 add_library(abacist_options INTERFACE)
 target_compile_options(abacist_options INTERFACE -Wall -Wextra -Wshadow -Wconversion
+                       # GCC 12 warns about std::string operator+ by mistake (GCC bug 105651).
+                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
                        $<$<BOOL:${ABACIST_WERROR}>:-Werror>
                        -ffp-contract=off)  # the same bits whatever the optimiser fuses
 if(ABACIST_SANITIZE)

@@ -19,7 +19,7 @@ ABACIST_API const char* to_string(Backend backend) noexcept;
 struct PlanOptions {
   /// `automatic` takes the first implementation that serves; another value forces one, and it is an
   /// error if that one cannot. The environment variable ABACIST_BACKEND forces one for tests, and
-  /// ABACIST_CPU_TARGET (sse2, avx2, avx512, neon) an instruction set.
+  /// ABACIST_CPU_TARGET (portable, avx2, avx512, neon) an instruction set.
   Backend backend = Backend::automatic;
   /// Threads that a run may use at most; 0: as many as the calling thread's oneTBB arena has (the
   /// default arena honours the affinity mask). Never changes a result's bits.

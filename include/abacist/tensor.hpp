@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -51,7 +52,15 @@ struct TensorSpec {
   Extents stride{};
 
   bool present() const noexcept { return rank > 0; }
-  bool operator==(const TensorSpec&) const = default;
+
+  friend bool operator==(const TensorSpec& a, const TensorSpec& b) noexcept {
+    if (a.dtype != b.dtype || a.device != b.device || a.rank != b.rank) return false;
+    for (int axis = 0; axis < a.rank && axis < kMaxRank; ++axis) {
+      const auto i = static_cast<std::size_t>(axis);
+      if (a.shape[i] != b.shape[i] || a.stride[i] != b.stride[i]) return false;
+    }
+    return true;
+  }
 };
 
 /// A spec with row-major contiguous strides. A product of the shape that overflows 64 bits gives

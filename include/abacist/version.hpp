@@ -12,7 +12,7 @@ namespace abacist {
 ABACIST_API const char* version() noexcept;
 
 /// The instruction sets that the CPU backend was built for and this processor has, best first,
-/// comma-separated: "avx512,avx2,sse2".
+/// comma-separated: "avx512,avx2,portable".
 ABACIST_API const char* cpu_targets() noexcept;
 
 }  // namespace abacist

@@ -73,16 +73,15 @@ class Search {
 
 bool may_overlap_itself(const TensorSpec& spec) {
   if (empty(spec)) return false;
-  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> axes;  // |stride|, steps
-  std::size_t count = 0;
+  std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // |stride|, steps
   for (std::size_t i = 0; i < static_cast<std::size_t>(spec.rank); ++i) {
-    if (spec.shape[i] > 1) axes[count++] = {std::abs(spec.stride[i]), spec.shape[i] - 1};
+    if (spec.shape[i] > 1) axes.emplace_back(std::abs(spec.stride[i]), spec.shape[i] - 1);
   }
-  std::sort(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(count));
+  std::sort(axes.begin(), axes.end());
   std::int64_t reach = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (axes[i].first <= reach) return true;
-    reach += axes[i].first * axes[i].second;
+  for (const auto& [stride, steps] : axes) {
+    if (stride <= reach) return true;
+    reach += stride * steps;
   }
   return false;
 }

@@ -5,45 +5,17 @@
 #include <utility>
 
 #include "api/overlap.hpp"
-#include "api/text.hpp"
+#include "core/text.hpp"
 #include "api/validate.hpp"
 
 namespace abacist::api {
 namespace {
-
-struct Named {
-  const char* name;
-  ConstTensor tensor;
-  bool output = false;
-};
 
 bool has_elements(const TensorSpec& spec) {
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
     if (spec.shape[axis] == 0) return false;
   }
   return spec.present();
-}
-
-Status check_pointers(std::span<const Named> all) {
-  for (const Named& x : all) {
-    if (!has_elements(x.tensor)) continue;
-    if (x.tensor.data == nullptr) return invalid(x.name, "data is null");
-    const auto address = reinterpret_cast<std::uintptr_t>(x.tensor.data);
-    const auto size = static_cast<std::uintptr_t>(size_of(x.tensor.dtype));
-    if (address % size != 0) {
-      return invalid(x.name, "data is not aligned to its " + std::to_string(size) +
-                                 "-byte elements");
-    }
-  }
-  for (const Named& x : all) {
-    if (!x.output) continue;
-    for (const Named& y : all) {
-      if (&x == &y || (y.output && &y < &x) || !may_overlap(x.tensor, y.tensor)) continue;
-      return invalid(x.name, std::string("overlaps ") + y.name +
-                                 "; outputs must not share memory with any other operand");
-    }
-  }
-  return {};
 }
 
 /// Host cu_seqlens: 0 first, ascending, no length over `max_length`, the last within `total`.
@@ -68,14 +40,14 @@ Status check_cu_seqlens(const char* name, const ConstTensor& tensor, std::int64_
   return {};
 }
 
-Status check_all(const core::Resolved& resolved, const Problem& now, std::span<const Named> all,
+Status check_all(const core::Resolved& resolved, const Problem& now, std::span<const NamedTensor> all,
                  const ConstTensor& cu_q, const ConstTensor& cu_k) {
   const Problem& planned = resolved.problem;
   if (now.pass != planned.pass) return invalid("tensors", "are of the other pass than the plan");
   if (!(now.operands == planned.operands)) {
     return invalid("tensors", "have other dtypes, shapes or strides than the plan was made for");
   }
-  if (Status s = check_pointers(all); !s) return s;
+  if (Status s = check_operands(all); !s) return s;
   if (!resolved.geometry.varlen || cu_q.device.type != DeviceType::cpu) return {};
   const auto& g = resolved.geometry;
   if (Status s = check_cu_seqlens("cu_seqlens_q", cu_q, g.total_q, g.s_q); !s) return s;
@@ -84,8 +56,30 @@ Status check_all(const core::Resolved& resolved, const Problem& now, std::span<c
 
 }  // namespace
 
+Status check_operands(std::span<const NamedTensor> all) {
+  for (const NamedTensor& x : all) {
+    if (!has_elements(x.tensor)) continue;
+    if (x.tensor.data == nullptr) return invalid(x.name, "data is null");
+    const auto address = reinterpret_cast<std::uintptr_t>(x.tensor.data);
+    const auto size = static_cast<std::uintptr_t>(size_of(x.tensor.dtype));
+    if (address % size != 0) {
+      return invalid(x.name, "data is not aligned to its " + std::to_string(size) +
+                                 "-byte elements");
+    }
+  }
+  for (const NamedTensor& x : all) {
+    if (!x.output) continue;
+    for (const NamedTensor& y : all) {
+      if (&x == &y || (y.output && &y < &x) || !may_overlap(x.tensor, y.tensor)) continue;
+      return invalid(x.name, "overlaps " + y.name +
+                                 "; outputs must not share memory with any other operand");
+    }
+  }
+  return {};
+}
+
 Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t) {
-  const Named all[] = {{"q", t.q},
+  const NamedTensor all[] = {{"q", t.q},
                        {"k", t.k},
                        {"v", t.v},
                        {"o", t.o, true},
@@ -97,7 +91,7 @@ Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t) {
 }
 
 Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t) {
-  const Named all[] = {{"q", t.q},
+  const NamedTensor all[] = {{"q", t.q},
                        {"k", t.k},
                        {"v", t.v},
                        {"o", t.o},

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "api/overlap.hpp"
-#include "api/text.hpp"
+#include "core/text.hpp"
 
 namespace abacist::api {
 namespace {
@@ -26,7 +26,7 @@ Status check_extents(const char* name, const TensorSpec& spec) {
   for (int axis = 0; axis < spec.rank; ++axis) {
     const std::int64_t extent = spec.shape[static_cast<std::size_t>(axis)];
     const std::int64_t stride = spec.stride[static_cast<std::size_t>(axis)];
-    const auto where = std::string("shape") + to_text(spec.shape, spec.rank);
+    const auto where = std::string("shape") + core::to_text(spec.shape, spec.rank);
     if (extent < 0 || extent > kMaxExtent) {
       return invalid(name, where + " has an extent outside [0, 2^40]");
     }
@@ -38,7 +38,7 @@ Status check_extents(const char* name, const TensorSpec& spec) {
     const bool absurd = stride == std::numeric_limits<std::int64_t>::min() ||
                         (steps > 0 && std::abs(stride) > (kMaxBytes - reach) / size / steps);
     if (absurd) {
-      return invalid(name, "strides" + to_text(spec.stride, spec.rank) + " with " + where +
+      return invalid(name, "strides" + core::to_text(spec.stride, spec.rank) + " with " + where +
                                " overflow: offsets must be below 2^60 bytes");
     }
     reach += std::abs(stride) * steps * size;
@@ -60,14 +60,14 @@ Status check_shape(const char* name, const TensorSpec& spec, const TensorSpec& e
     }
     if (same) return {};
   }
-  return invalid(name, "shape is " + to_text(spec.shape, spec.rank) + ", must be " + letters +
-                           " = " + to_text(expected.shape, expected.rank));
+  return invalid(name, "shape is " + core::to_text(spec.shape, spec.rank) + ", must be " + letters +
+                           " = " + core::to_text(expected.shape, expected.rank));
 }
 
 Status check_output(const char* name, const TensorSpec& spec) {
   if (!may_overlap_itself(spec)) return {};
-  return invalid(name, "strides" + to_text(spec.stride, spec.rank) + " with shape" +
-                           to_text(spec.shape, spec.rank) +
+  return invalid(name, "strides" + core::to_text(spec.stride, spec.rank) + " with shape" +
+                           core::to_text(spec.shape, spec.rank) +
                            " write an element twice; every element of an output must be distinct");
 }
 
@@ -125,8 +125,8 @@ class Validator {
       }
       if (Status s = check_extents(operand.name, *operand.spec); !s) return s;
       if (operand.spec->device != x_.q.device) {
-        return invalid(operand.name, "is on " + to_text(operand.spec->device) + ", but q is on " +
-                                         to_text(x_.q.device));
+        return invalid(operand.name, "is on " + core::to_text(operand.spec->device) + ", but q is on " +
+                                         core::to_text(x_.q.device));
       }
       if (operand.output) {
         if (Status s = check_output(operand.name, *operand.spec); !s) return s;
@@ -140,7 +140,7 @@ class Validator {
     const char* letters = rank == 4 ? "[b, s, h, d]" : "[total, h, d] (cu_seqlens are given)";
     for (auto [name, spec] : {std::pair{"q", &x_.q}, {"k", &x_.k}, {"v", &x_.v}}) {
       if (spec->rank != rank) {
-        return invalid(name, "shape is " + to_text(spec->shape, spec->rank) + ", must be " + letters);
+        return invalid(name, "shape is " + core::to_text(spec->shape, spec->rank) + ", must be " + letters);
       }
       if (Status s = check_float(name, *spec); !s) return s;
     }
@@ -181,7 +181,7 @@ class Validator {
       if (!spec->present()) return invalid(name, "is absent, but the other cu_seqlens is given");
       if (spec->rank != 1 || spec->dtype != DType::i32 || spec->shape[0] < 1 ||
           (spec->shape[0] > 1 && spec->stride[0] != 1)) {
-        return invalid(name, "is " + to_text(*spec) + ", must be contiguous i32[b + 1]");
+        return invalid(name, "is " + core::to_text(*spec) + ", must be contiguous i32[b + 1]");
       }
     }
     if (x_.cu_seqlens_q.shape[0] != x_.cu_seqlens_k.shape[0]) {
@@ -253,12 +253,12 @@ class Validator {
     const Score& score = p_.options.score;
     constexpr double kMaxFloat = std::numeric_limits<float>::max();
     if (score.scale && !(std::abs(*score.scale) <= kMaxFloat)) {
-      return invalid("score.scale", "is " + to_text(*score.scale) +
+      return invalid("score.scale", "is " + core::to_text(*score.scale) +
                                         ", must be finite in float (zero and negative are fine)");
     }
     if (!(score.softcap >= 0.0 && score.softcap <= kMaxFloat)) {
       return invalid("score.softcap",
-                     "is " + to_text(score.softcap) + ", must be 0 (none) or finite and positive");
+                     "is " + core::to_text(score.softcap) + ", must be 0 (none) or finite and positive");
     }
     return {};
   }

@@ -1,11 +1,12 @@
-#include "api/text.hpp"
+#include "core/text.hpp"
 
 #include <charconv>
+#include <limits>
 
 #include "abacist/plan.hpp"
 #include "abacist/version.hpp"
 
-namespace abacist::api {
+namespace abacist::core {
 
 std::string to_text(const Extents& extents, int rank) {
   std::string text = "[";
@@ -30,7 +31,7 @@ std::string to_text(double value) {
   return {buffer.data(), end};
 }
 
-}  // namespace abacist::api
+}  // namespace abacist::core
 
 namespace abacist {
 

@@ -1,0 +1,111 @@
+#include "cpu/cpu.hpp"
+
+#include <cmath>
+
+#include "core/text.hpp"
+#include "cpu/driver.hpp"
+
+namespace abacist::cpu {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 512;
+
+Error unsupported(std::string argument, std::string message) {
+  return {ErrorCode::unsupported, std::move(argument), std::move(message)};
+}
+
+Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
+  if (auto reason = decline(resolved)) return *reason;
+  if (resolved.problem.pass == Pass::forward) return plan_forward(resolved, options);
+  return unsupported("", "the backward pass is not there yet");
+}
+
+Status no_backward(const core::BackwardCall&) {
+  return unsupported("", "the backward pass is not there yet");
+}
+
+bool serves(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+}
+
+}  // namespace
+
+const core::Implementation kImplementation = {"cpu", Backend::cpu, plan, run_forward, no_backward};
+
+ScoreRule ScoreRule::make(double scale, double softcap, bool alibi) {
+  constexpr double kLog2E = 1.4426950408889634;
+  ScoreRule rule;
+  rule.softcap = static_cast<float>(softcap);
+  rule.plain = softcap == 0.0 && !alibi && std::abs(scale) * kLog2E <= 1.0;
+  if (rule.plain) {
+    rule.prescale = static_cast<float>(scale * kLog2E);
+  } else if (std::abs(scale) <= 1.0) {
+    rule.prescale = static_cast<float>(scale);
+  } else {
+    rule.postscale = static_cast<float>(scale);
+  }
+  return rule;
+}
+
+ScoreRule score_rule(const core::Resolved& resolved, const ConstTensor& slopes,
+                     std::int64_t sequence, std::int64_t head) {
+  ScoreRule rule = ScoreRule::make(resolved.scale, resolved.problem.options.score.softcap,
+                                   slopes.present());
+  if (!slopes.present()) return rule;
+  const std::int64_t batch = slopes.rank == 2 ? slopes.stride[0] : 0;
+  rule.slopes_stride = slopes.stride[static_cast<std::size_t>(slopes.rank - 1)];
+  rule.slopes = static_cast<const float*>(slopes.data) + sequence * batch + head * rule.slopes_stride;
+  return rule;
+}
+
+std::optional<Error> decline(const core::Resolved& resolved) {
+  const Operands& x = resolved.problem.operands;
+  if (x.q.device.type != DeviceType::cpu) {
+    return unsupported("", "the tensors are on " + core::to_text(x.q.device));
+  }
+  if (!serves(x.q.dtype) || x.k.dtype != x.q.dtype || x.v.dtype != x.q.dtype) {
+    return unsupported("", std::string("q, k, v are ") + to_string(x.q.dtype) + ", " +
+                               to_string(x.k.dtype) + ", " + to_string(x.v.dtype) +
+                               "; must be all f32, all bf16 or all f16");
+  }
+  const std::pair<const char*, const TensorSpec*> same_or_f32[] = {
+      {"o", &x.o}, {"d_o", &x.d_o}, {"dq", &x.dq}, {"dk", &x.dk}, {"dv", &x.dv}};
+  for (const auto& [name, spec] : same_or_f32) {
+    if (spec->present() && spec->dtype != x.q.dtype && spec->dtype != DType::f32) {
+      return unsupported("", std::string(name) + " is " + to_string(spec->dtype) + "; must be " +
+                                 to_string(x.q.dtype) + " like q, or f32");
+    }
+  }
+  const std::pair<const char*, const TensorSpec*> only_f32[] = {
+      {"lse", &x.lse}, {"d_lse", &x.d_lse}, {"alibi_slopes", &x.alibi_slopes}};
+  for (const auto& [name, spec] : only_f32) {
+    if (spec->present() && spec->dtype != DType::f32) {
+      return unsupported("", std::string(name) + " is " + to_string(spec->dtype) + "; must be f32");
+    }
+  }
+  const core::Geometry& g = resolved.geometry;
+  if (g.d_qk > kMaxHeadDim || g.d_v > kMaxHeadDim) {
+    return unsupported("", "head dimensions are " + std::to_string(g.d_qk) + " and " +
+                               std::to_string(g.d_v) + "; at most 512 each");
+  }
+  return std::nullopt;
+}
+
+Figure visible_pairs(const core::Resolved& resolved) {
+  const core::Geometry& g = resolved.geometry;
+  const Mask& mask = resolved.problem.options.mask;
+  if (!g.varlen) {
+    const std::int64_t pairs = core::mask_rule(mask, g.s_q, g.s_k).pairs(g.s_q);
+    return {pairs * g.b * g.h_q, true};
+  }
+  // Each query row sees at most min(max s_k, window) keys.
+  const core::MaskRule rule = core::mask_rule(mask, g.s_q, g.s_k);
+  const std::int64_t most = std::min({g.s_k, rule.left + rule.right + 1, g.total_k});
+  return {g.total_q * most * g.h_q, false};
+}
+
+int plan_threads(const PlanOptions& options) {
+  return options.threads > 0 ? options.threads : default_threads();
+}
+
+}  // namespace abacist::cpu

@@ -1,0 +1,88 @@
+// What the forward and backward drivers share: views of one head group, work by tickets, planning.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <optional>
+#include <string>
+
+#include "core/backend.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/simd/kernels.hpp"
+
+namespace abacist::cpu {
+
+constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Rows of `sequence` and heads from `head` on, of a q-, k-, v- or o-shaped operand.
+template <class Void>
+BasicOperand<Void> view(const BasicTensor<Void>& tensor, std::int64_t sequence, std::int64_t first,
+                        std::int64_t head) {
+  using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
+  const core::RowStrides s(tensor);
+  return {static_cast<Byte*>(tensor.data) + s.at(sequence, first, head) * size_of(tensor.dtype),
+          tensor.dtype, s.row, s.head, s.dim};
+}
+
+/// The same of an LSE-shaped operand; data is null if it is absent.
+template <class Float, class Void>
+BasicRowValues<Float> row_view(const BasicTensor<Void>& tensor, std::int64_t sequence,
+                               std::int64_t first, std::int64_t head) {
+  if (!tensor.present()) return {};
+  const core::LseStrides s(tensor);
+  return {static_cast<Float*>(tensor.data) + s.at(sequence, head, first), s.row, s.head};
+}
+
+/// Score rule of one head group of one sequence.
+ScoreRule score_rule(const core::Resolved& resolved, const ConstTensor& slopes,
+                     std::int64_t sequence, std::int64_t head);
+
+/// Why the CPU backend cannot serve, if so; the rules that forward and backward share.
+std::optional<Error> decline(const core::Resolved& resolved);
+
+/// Visible (query, key) pairs over all heads and sequences; an upper bound for varlen.
+Figure visible_pairs(const core::Resolved& resolved);
+
+/// Threads of a plan.
+int plan_threads(const PlanOptions& options);
+
+/// Counts finished items and reports their share.
+class Progress {
+ public:
+  Progress(const RunOptions& options, std::int64_t items) : options_(options), items_(items) {}
+
+  void finish_item() {
+    if (options_.progress == nullptr) return;
+    const std::int64_t done = done_.fetch_add(1, std::memory_order_relaxed) + 1;
+    options_.progress(static_cast<double>(done) / static_cast<double>(items_),
+                      options_.progress_context);
+  }
+
+ private:
+  const RunOptions& options_;
+  std::int64_t items_;
+  std::atomic<std::int64_t> done_{0};
+};
+
+/// Runs body(item, worker) for items [0, count), handed out in order by a ticket counter.
+template <class Body>
+void for_each_ticket(std::int64_t count, int threads, const Body& body) {
+  std::atomic<std::int64_t> next{0};
+  const int workers = static_cast<int>(std::min<std::int64_t>(threads, count));
+  parallel_for(workers, [&](int worker) {
+    for (;;) {
+      const std::int64_t item = next.fetch_add(1, std::memory_order_relaxed);
+      if (item >= count) return;
+      body(item, worker);
+    }
+  });
+}
+
+/// The forward pass (forward.cpp) and the backward pass (backward.cpp).
+Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptions& options);
+Status run_forward(const core::ForwardCall& call);
+
+}  // namespace abacist::cpu

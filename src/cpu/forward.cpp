@@ -1,0 +1,261 @@
+// Forward pass on the CPU: planning, and the items of a run.
+//
+// An item is (key split, sequence, key/value head, tile of packed query rows). Items are handed out
+// by tickets, within a head the later tiles first: under causal masks those are the longest, and the
+// run ends on short ones. Keys are split only when rows alone give too few items; the split count
+// follows from the problem, never from the threads, so the bits do not depend on the thread count.
+#include <algorithm>
+
+#include "cpu/driver.hpp"
+#include "cpu/merge.hpp"
+
+namespace abacist::cpu {
+namespace {
+
+/// Fewer items than this leave threads of a large machine idle: cut smaller tiles, then split keys.
+constexpr std::int64_t kEnoughItems = 48;
+constexpr std::int64_t kFewItems = 32;
+constexpr std::int64_t kMinKeysOfSplit = 512;
+
+struct ForwardChoices {
+  const Kernels* kernels = nullptr;
+  Tiles tiles{};
+  std::int64_t row_tiles = 0;  ///< of the longest sequence
+  std::int64_t splits = 1;
+  std::size_t scratch_bytes = 0;    ///< per thread
+  std::size_t partials_offset = 0;  ///< of O partials in the workspace
+  std::size_t lse_offset = 0;
+  std::size_t index_offset = 0;     ///< varlen: first item of each sequence
+};
+
+/// Tile sizes: Q and O of a tile stay in L2 (rows * (d_qk + d_v) floats up to 512 KiB), K and V of a
+/// block, too (up to 96 KiB). Many rows amortise the packing of K and V: 384 rows instead of 192
+/// halve it.
+Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
+  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t panel = kernels.panel_rows;
+  const std::int64_t most = std::max<std::int64_t>(131072 / (g.d_qk + g.d_v), panel);
+  std::int64_t rows = std::min<std::int64_t>(384, most);
+  while (rows > 96 && g.b * g.h_k * ceil_div(packed, rows) < kEnoughItems) rows /= 2;
+  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(packed, rows), 1);
+  rows = std::max<std::int64_t>(ceil_div(ceil_div(packed, tiles), panel), 1) * panel;
+  std::int64_t keys = std::clamp<std::int64_t>(24576 / (g.d_qk + g.d_v), 32, 96);
+  keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
+  keys = ceil_div(keys, kernels.key_step) * kernels.key_step;
+  return {static_cast<int>(rows), static_cast<int>(keys)};
+}
+
+std::int64_t choose_splits(const core::Geometry& g, std::int64_t row_tiles) {
+  const std::int64_t items = g.b * g.h_k * row_tiles;
+  if (items == 0 || items >= kFewItems) return 1;
+  return std::max<std::int64_t>(
+      std::min(ceil_div(kFewItems, items), g.s_k / kMinKeysOfSplit), 1);
+}
+
+void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanInfo& info) {
+  const core::Geometry& g = resolved.geometry;
+  const Operands& x = resolved.problem.operands;
+  info.visible_pairs = visible_pairs(resolved);
+  const bool exact = info.visible_pairs.exact;
+  info.flops = {info.visible_pairs.value * 2 * (g.d_qk + g.d_v), exact};
+  const std::int64_t in = size_of(x.q.dtype);
+  const std::int64_t rows = g.total_q * g.h_q;
+  const std::int64_t once = rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) +
+                                    (x.lse.present() ? 4 : 0));
+  // K and V pass once per tile of rows; a tile reads the union of its rows' intervals.
+  std::int64_t keys_read = 0;
+  if (!g.varlen) {
+    const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+    const std::int64_t packed = g.s_q * g.group;
+    for (std::int64_t r = 0; r < packed; r += c.tiles.rows) {
+      const std::int64_t last = std::min(r + c.tiles.rows, packed);
+      keys_read += rule.visible_any(r / g.group, (last - 1) / g.group + 1).size();
+    }
+    keys_read *= g.b * g.h_k;
+  } else {
+    keys_read = c.row_tiles * g.total_k * g.h_k;
+  }
+  const std::int64_t partials = c.splits > 1 ? c.splits * rows * (g.d_v + 1) * 4 * 2 : 0;
+  info.slow_memory_bytes = {once + keys_read * (g.d_qk + g.d_v) * in + partials, exact};
+  // Standard attention writes and reads scores and probabilities, in float, once each.
+  const std::int64_t scores = g.varlen ? info.visible_pairs.value : rows * g.s_k;
+  info.standard_memory_bytes = {
+      once + g.total_k * g.h_k * (g.d_qk + g.d_v) * in + scores * 4 * 4, exact};
+}
+
+struct Item {
+  std::int64_t split, kv_head, tile;
+  core::Sequence sequence;
+};
+
+/// Finds items of a run; holds the varlen index.
+class Items {
+ public:
+  Items(const core::ForwardCall& call, const ForwardChoices& choices)
+      : geometry_(call.resolved.geometry),
+        choices_(choices),
+        cu_q_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_q.data)),
+        cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
+    const std::int64_t per_tile = geometry_.h_k * choices.splits;
+    if (!geometry_.varlen) {
+      count_ = geometry_.b * choices.row_tiles * per_tile;
+      return;
+    }
+    first_ = reinterpret_cast<std::int64_t*>(static_cast<std::byte*>(call.options.workspace.data) +
+                                             choices.index_offset);
+    for (std::int64_t s = 0; s < geometry_.b; ++s) {
+      first_[s] = count_;
+      count_ += row_tiles(sequence(s)) * per_tile;
+    }
+    first_[geometry_.b] = count_;
+  }
+
+  std::int64_t count() const { return count_; }
+
+  Item operator[](std::int64_t ticket) const {
+    std::int64_t s;
+    if (geometry_.varlen) {
+      s = std::upper_bound(first_, first_ + geometry_.b + 1, ticket) - first_ - 1;
+      ticket -= first_[s];
+    } else {
+      const std::int64_t per_sequence = choices_.row_tiles * geometry_.h_k * choices_.splits;
+      s = ticket / per_sequence;
+      ticket %= per_sequence;
+    }
+    Item item{0, 0, 0, sequence(s)};
+    const std::int64_t tiles = row_tiles(item.sequence);
+    item.split = ticket % choices_.splits;
+    ticket /= choices_.splits;
+    item.tile = tiles - 1 - ticket % tiles;
+    item.kv_head = ticket / tiles;
+    return item;
+  }
+
+ private:
+  core::Sequence sequence(std::int64_t s) const {
+    return core::sequence_at(geometry_, cu_q_, cu_k_, s);
+  }
+  std::int64_t row_tiles(const core::Sequence& s) const {
+    return ceil_div(s.len_q * geometry_.group, choices_.tiles.rows);
+  }
+
+  const core::Geometry& geometry_;
+  const ForwardChoices& choices_;
+  const std::int32_t* cu_q_;
+  const std::int32_t* cu_k_;
+  std::int64_t* first_ = nullptr;  // [b + 1]
+  std::int64_t count_ = 0;
+};
+
+/// Partial results of split `s` as tensors, in the workspace.
+Partial partial(const core::ForwardCall& call, const ForwardChoices& c, std::int64_t s) {
+  const core::Geometry& g = call.resolved.geometry;
+  auto* base = static_cast<std::byte*>(call.options.workspace.data);
+  const std::int64_t rows = g.total_q * g.h_q;
+  auto* o = reinterpret_cast<float*>(base + c.partials_offset) + s * rows * g.d_v;
+  auto* lse = reinterpret_cast<float*>(base + c.lse_offset) + s * rows;
+  const bool varlen = g.varlen;
+  return {{o, varlen ? contiguous(DType::f32, {g.total_q, g.h_q, g.d_v})
+                     : contiguous(DType::f32, {g.b, g.s_q, g.h_q, g.d_v})},
+          {lse, varlen ? contiguous(DType::f32, {g.h_q, g.total_q})
+                       : contiguous(DType::f32, {g.b, g.h_q, g.s_q})}};
+}
+
+ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, const Item& item) {
+  const core::Geometry& g = call.resolved.geometry;
+  const ForwardTensors& t = call.tensors;
+  const core::Sequence& s = item.sequence;
+  const std::int64_t head = item.kv_head * g.group;
+  ForwardTask task;
+  task.q = view(t.q, s.index, s.first_q, head);
+  task.k = view(t.k, s.index, s.first_k, item.kv_head);
+  task.v = view(t.v, s.index, s.first_k, item.kv_head);
+  if (c.splits == 1) {
+    task.o = view(t.o, s.index, s.first_q, head);
+    task.lse = row_view<float>(t.lse, s.index, s.first_q, head);
+  } else {
+    const Partial part = partial(call, c, item.split);
+    task.o = view(Tensor(const_cast<void*>(part.o.data), part.o.spec()), s.index, s.first_q, head);
+    task.lse = row_view<float>(Tensor(const_cast<void*>(part.lse.data), part.lse.spec()), s.index,
+                               s.first_q, head);
+  }
+  task.rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
+  task.score = score_rule(call.resolved, t.alibi_slopes, s.index, head);
+  task.group = g.group;
+  task.d_qk = g.d_qk;
+  task.d_v = g.d_v;
+  task.first_row = item.tile * c.tiles.rows;
+  task.last_row = std::min(task.first_row + c.tiles.rows, s.len_q * g.group);
+  const std::int64_t keys_of_split =
+      ceil_div(ceil_div(s.len_k, c.splits), c.tiles.keys) * c.tiles.keys;
+  task.first_key = std::min(item.split * keys_of_split, s.len_k);
+  task.last_key = std::min(task.first_key + keys_of_split, s.len_k);
+  task.tiles = c.tiles;
+  return task;
+}
+
+}  // namespace
+
+Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptions& options) {
+  const auto target = choose_target();
+  if (!target) return target.error();
+  const core::Geometry& g = resolved.geometry;
+  auto c = std::make_shared<ForwardChoices>();
+  c->kernels = kernels(target.value());
+  c->tiles = choose_tiles(*c->kernels, g);
+  c->row_tiles = ceil_div(g.s_q * g.group, c->tiles.rows);
+  c->splits = choose_splits(g, c->row_tiles);
+  c->scratch_bytes = round_up(c->kernels->forward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
+
+  core::Draft draft;
+  PlanInfo& info = draft.info;
+  info.kernel = std::string("cpu.forward.") + to_string(target.value());
+  info.rows = c->tiles.rows;
+  info.keys = c->tiles.keys;
+  info.splits = c->splits;
+  info.work_items = g.b * g.h_k * c->row_tiles * c->splits;
+  info.threads = plan_threads(options);
+  info.scratch_bytes_per_thread = c->scratch_bytes;
+  std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);
+  const auto reserve = [&bytes](std::int64_t count, std::size_t size) {
+    const std::size_t offset = bytes;
+    bytes += round_up(static_cast<std::size_t>(count) * size, 256);
+    return offset;
+  };
+  if (g.varlen) c->index_offset = reserve(g.b + 1, sizeof(std::int64_t));
+  if (c->splits > 1) {
+    const std::int64_t rows = c->splits * g.total_q * g.h_q;
+    c->partials_offset = reserve(rows * g.d_v, sizeof(float));
+    c->lse_offset = reserve(rows, sizeof(float));
+  }
+  info.workspace_bytes = bytes;
+  fill_figures(resolved, *c, info);
+  draft.choices = std::move(c);
+  return draft;
+}
+
+Status run_forward(const core::ForwardCall& call) {
+  const auto& c = *static_cast<const ForwardChoices*>(call.draft.choices.get());
+  const Items items(call, c);
+  Progress progress(call.options, items.count());
+  auto* scratch = static_cast<std::byte*>(call.options.workspace.data);
+  const int threads = call.draft.info.threads;
+  for_each_ticket(items.count(), threads, [&](std::int64_t ticket, int worker) {
+    c.kernels->forward(make_task(call, c, items[ticket]),
+                       scratch + static_cast<std::size_t>(worker) * c.scratch_bytes);
+    progress.finish_item();
+  });
+  if (c.splits == 1) return {};
+  std::vector<Partial> parts;
+  for (std::int64_t s = 0; s < c.splits; ++s) parts.push_back(partial(call, c, s));
+  // Rows past cu_seqlens_q[b] have no partial result, and are not written.
+  const std::int64_t rows =
+      call.resolved.geometry.varlen
+          ? static_cast<const std::int32_t*>(
+                call.tensors.cu_seqlens_q.data)[call.resolved.geometry.b]
+          : call.resolved.geometry.total_q;
+  merge_rows(parts, call.tensors.o, call.tensors.lse, rows, threads);
+  return {};
+}
+
+}  // namespace abacist::cpu

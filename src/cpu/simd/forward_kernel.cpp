@@ -1,0 +1,240 @@
+// Forward pass of one work item: O = softmax(scale Q K^T) V and LSE, FlashAttention-2 (Dao 2023,
+// algorithm 1) with queries in the vector lanes.
+//
+// An item is a tile of query rows (heads of a group packed in) against a range of keys. Q is packed
+// once as panels [d_qk][kPanel]; the keys pass in blocks, packed as K groups [d_qk][4] and V groups
+// [keys][4], so that both products are `multiply` of gemm-inl.h:
+//   S^T[key][row] = sum_c K[key][c] Q^T[c][row],  O^T[c][row] += sum_key V^T[c][key] P^T[key][row].
+// Per panel and block: the scores with their running maximum in the epilogue, one exp2 pass, the
+// second product with the rescaling of O folded into the load of its accumulators. Only panels that
+// a mask edge crosses, or scores with softcap or ALiBi, take the pass in `modify_scores`.
+//
+// Slow memory per item: Q, O, LSE once; K and V of the visible keys once. FLOPs: 2 (d_qk + d_v) per
+// visible pair, plus the masked part of edge steps (panel x kStep).
+#include "cpu/simd/kernels.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/forward_kernel.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target: included once per target.
+#include "cpu/simd/gemm-inl.h"
+#include "cpu/simd/math-inl.h"
+#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/scores-inl.h"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+HWY_BEFORE_NAMESPACE();
+namespace abacist::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Where an item's intermediate tiles lie in the thread's scratch.
+struct ForwardScratch {
+  float* q;        // [panels][d_qk][kPanel]
+  float* o;        // [panels][d_v padded][kPanel]
+  float* maximum;  // [panels][kPanel], base-2 units
+  float* sum;      // [panels][kPanel]
+  float* k;        // [keys / 4][d_qk][4]
+  float* v;        // [d_v padded / 4][keys][4]
+  float* s;        // [keys][kPanel]: scores, then probabilities
+  float* staging;  // a few rows
+
+  size_t bytes;
+
+  ForwardScratch(const Tiles& tiles, size_t d_qk, size_t d_v, std::byte* memory) {
+    const size_t rows = static_cast<size_t>(tiles.rows);
+    const size_t keys = static_cast<size_t>(tiles.keys);
+    const size_t d_v_padded = hwy::RoundUpTo(d_v, kStep);
+    Carver carver{memory};
+    q = carver.floats(rows * d_qk);
+    o = carver.floats(rows * d_v_padded);
+    maximum = carver.floats(rows);
+    sum = carver.floats(rows);
+    k = carver.floats(keys * d_qk);
+    v = carver.floats(keys * d_v_padded);
+    s = carver.floats(keys * kPanel);
+    staging = carver.floats(4 * std::max(d_qk, d_v_padded));
+    bytes = carver.used;
+  }
+};
+
+/// Scores of keys [j0, j1) of the block against one panel into s, with the largest per lane.
+HWY_INLINE void score_products(const ForwardScratch& x, const float* q, size_t d_qk, size_t j0,
+                               size_t j1, V (&largest)[kVectors]) {
+  const F f;
+  for (V& value : largest) value = hn::Set(f, -std::numeric_limits<float>::infinity());
+  for (size_t j = j0; j < j1; j += kStep) {
+    Accumulators acc;
+    clear(acc);
+    multiply(x.k + j * d_qk, kGroup * d_qk, q, d_qk, acc);
+    store(acc, x.s + j * kPanel);
+    for (size_t m = 0; m < kStep; ++m) {
+      for (size_t v = 0; v < kVectors; ++v) largest[v] = hn::Max(largest[v], acc.c[m][v]);
+    }
+  }
+}
+
+/// Scores to probabilities in place; maximum and sum move on; returns the factor for O.
+HWY_INLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0, size_t j1,
+                             const V (&largest)[kVectors], V (&correction)[kVectors]) {
+  const F f;
+  const V lowest = hn::Set(f, -std::numeric_limits<float>::infinity());
+  for (size_t v = 0; v < kVectors; ++v) {
+    float* maximum = x.maximum + panel * kPanel + v * kLanes;
+    float* sum = x.sum + panel * kPanel + v * kLanes;
+    const V before = hn::Load(f, maximum);
+    const V m = hn::Max(before, largest[v]);
+    hn::Store(m, f, maximum);
+    // A lane that has seen no key yet: subtract 0 instead of -inf, so that exp2(-inf) = 0 stands.
+    const V subtract = hn::IfThenZeroElse(hn::Eq(m, lowest), m);
+    correction[v] = exp2(f, hn::Sub(before, subtract));
+    V total = hn::Mul(hn::Load(f, sum), correction[v]);
+    float* s = x.s + v * kLanes;
+#pragma GCC unroll 4
+    for (size_t j = j0; j < j1; ++j) {
+      const V p = exp2(f, hn::Sub(hn::Load(f, s + j * kPanel), subtract));
+      total = hn::Add(total, p);
+      hn::Store(p, f, s + j * kPanel);
+    }
+    hn::Store(total, f, sum);
+  }
+}
+
+/// O^T of a panel: rescaled (or started, if fresh), plus V^T P^T over keys [j0, j1) of the block.
+HWY_INLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_v, size_t keys,
+                                  size_t j0, size_t j1, bool fresh,
+                                  const V (&correction)[kVectors]) {
+  const F f;
+  for (size_t c = 0; c < d_v; c += kStep) {
+    Accumulators acc;
+    float* tile = o + c * kPanel;
+    if (fresh) {
+      clear(acc);
+    } else {
+      for (size_t m = 0; m < kStep; ++m) {
+        for (size_t v = 0; v < kVectors; ++v) {
+          acc.c[m][v] =
+              hn::Mul(hn::Load(f, tile + m * kPanel + v * kLanes), correction[v]);
+        }
+      }
+    }
+    multiply(x.v + c * keys + j0 * kGroup, kGroup * keys, x.s + j0 * kPanel, j1 - j0, acc);
+    store(acc, tile);
+  }
+}
+
+/// O / sum and LSE of one panel to the caller's tensors.
+void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel,
+                  const PanelMask& mask) {
+  const size_t d_v = static_cast<size_t>(task.d_v);
+  const float* o = x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel;
+  for (size_t lane = 0; lane < mask.count; ++lane) {
+    const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
+    const std::int64_t i = r / task.group;
+    const std::int64_t g = r % task.group;
+    const bool empty = mask.visible(r).empty();
+    const float sum = x.sum[panel * kPanel + lane];
+    const float inverse = empty ? 0.0f : 1.0f / sum;
+    for (size_t c = 0; c < d_v; ++c) {
+      x.staging[c] = empty ? 0.0f : o[c * kPanel + lane] * inverse;
+    }
+    store_row(x.staging, d_v, task.o, i * task.o.row + g * task.o.head);
+    if (task.lse.data == nullptr) continue;
+    const double base2 = double{x.maximum[panel * kPanel + lane]} + std::log2(double{sum});
+    task.lse.at(i, g) = empty ? -std::numeric_limits<float>::infinity()
+                              : static_cast<float>(base2 * std::numbers::ln2);
+  }
+}
+
+void forward_item(const ForwardTask& task, std::byte* memory) {
+  const size_t d_qk = static_cast<size_t>(task.d_qk);
+  const size_t d_v = static_cast<size_t>(task.d_v);
+  const size_t d_v_padded = hwy::RoundUpTo(d_v, kStep);
+  const ForwardScratch x(task.tiles, d_qk, d_v, memory);
+  const auto panels = static_cast<size_t>(
+      (task.last_row - task.first_row + std::int64_t{kPanel} - 1) / std::int64_t{kPanel});
+  PanelMask masks[kMaxPanels];
+  std::int64_t begin = task.last_key;
+  std::int64_t end = task.first_key;
+  for (size_t p = 0; p < panels; ++p) {
+    masks[p] = PanelMask(task.rule, task.group, task.first_row + static_cast<std::int64_t>(p * kPanel),
+                         task.last_row, task.first_key, task.last_key);
+    pack_panel(task.q, task.group, masks[p].first_row, masks[p].count, d_qk, task.score.prescale,
+               x.q + p * d_qk * kPanel, x.staging);
+    std::fill_n(x.maximum + p * kPanel, kPanel, -std::numeric_limits<float>::infinity());
+    std::fill_n(x.sum + p * kPanel, kPanel, 0.0f);
+    if (masks[p].any.empty()) continue;
+    begin = std::min(begin, masks[p].any.begin);
+    end = std::max(end, masks[p].any.end);
+  }
+  const std::int64_t keys = task.tiles.keys;
+  bool fresh[kMaxPanels];
+  std::fill_n(fresh, panels, true);
+  for (std::int64_t k0 = begin; k0 < end; k0 += keys) {
+    const auto count = static_cast<size_t>(std::min(keys, end - k0));
+    pack_rows(task.k, k0, count, d_qk, x.k, x.staging);
+    pack_columns(task.v, k0, count, d_v, static_cast<size_t>(keys), x.v, x.staging);
+    for (size_t p = 0; p < panels; ++p) {
+      const BlockRange range = masks[p].in_block(k0, count);
+      if (range.first >= range.last) continue;
+      V largest[kVectors];
+      V correction[kVectors];
+      score_products(x, x.q + p * d_qk * kPanel, d_qk, range.first, range.last, largest);
+      if (!task.score.plain || !range.full) {
+        modify_scores(task.score, masks[p], k0, range, x.s, largest);
+      }
+      softmax_step(x, p, range.first, range.last, largest, correction);
+      accumulate_output(x, x.o + p * d_v_padded * kPanel, d_v, static_cast<size_t>(keys),
+                        range.first, range.last, fresh[p], correction);
+      fresh[p] = false;
+    }
+  }
+  for (size_t p = 0; p < panels; ++p) finish_panel(task, x, p, masks[p]);
+}
+
+size_t forward_scratch_bytes(const Tiles& tiles, std::int64_t d_qk, std::int64_t d_v) {
+  return ForwardScratch(tiles, static_cast<size_t>(d_qk), static_cast<size_t>(d_v), nullptr).bytes;
+}
+
+constexpr Kernels kernel_table(Target target) {
+  return {target, static_cast<int>(kPanel), static_cast<int>(kStep), forward_scratch_bytes,
+          forward_item};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace abacist::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace abacist::cpu {
+
+const Kernels* kernels(Target target) {
+#if HWY_TARGETS & HWY_AVX3
+  static constexpr Kernels kAvx512 = N_AVX3::kernel_table(Target::avx512);
+  if (target == Target::avx512) return &kAvx512;
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  static constexpr Kernels kAvx2 = N_AVX2::kernel_table(Target::avx2);
+  if (target == Target::avx2) return &kAvx2;
+#endif
+// Highway's fallback for x86-64 without the above: scalar code, or vectors emulated by the compiler
+// (GCC from 12.3 on).
+#if HWY_TARGETS & HWY_SCALAR
+  static constexpr Kernels kPortable = N_SCALAR::kernel_table(Target::portable);
+  if (target == Target::portable) return &kPortable;
+#elif HWY_TARGETS & HWY_EMU128
+  static constexpr Kernels kPortable = N_EMU128::kernel_table(Target::portable);
+  if (target == Target::portable) return &kPortable;
+#endif
+#if HWY_TARGETS & HWY_NEON
+  static constexpr Kernels kNeon = N_NEON::kernel_table(Target::neon);
+  if (target == Target::neon) return &kNeon;
+#endif
+  return nullptr;
+}
+
+}  // namespace abacist::cpu
+#endif  // HWY_ONCE

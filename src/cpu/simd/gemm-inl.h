@@ -1,0 +1,79 @@
+// Register-tile matrix products, included once per instruction set.
+//
+// Every product of attention here has the form C[m][lane] (+)= sum_k A[m][k] * B[k][lane]: A is read
+// by scalar broadcasts, B and C by vectors. Queries lie in the lanes, so that the softmax over keys
+// is vertical: no horizontal reduction anywhere (softmax of a lane touches that lane only).
+#if defined(ABACIST_CPU_SIMD_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ABACIST_CPU_SIMD_GEMM_INL_H_
+#undef ABACIST_CPU_SIMD_GEMM_INL_H_
+#else
+#define ABACIST_CPU_SIMD_GEMM_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+
+HWY_BEFORE_NAMESPACE();
+namespace abacist::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F = hn::ScalableTag<float>;
+using V = hn::Vec<F>;
+inline constexpr size_t kLanes = hn::MaxLanes(F());
+
+// 32 registers: 8 x 3 accumulators + 3 of B + 1 broadcast; 16 registers: 4 x 3 + 3 + 1. Both spans
+// divide 64 and 128, so that no head dimension in use wastes a row (6 x 2 would waste 3%).
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+inline constexpr size_t kStep = 8;
+#else
+inline constexpr size_t kStep = 4;
+#endif
+inline constexpr size_t kVectors = 3;
+inline constexpr size_t kPanel = kVectors * kLanes;  // rows of B and C: floats
+
+/// A is packed in groups of four rows: element (m, k) of group m / 4 at [k * 4 + m % 4].
+inline constexpr size_t kGroup = 4;
+
+struct Accumulators {
+  V c[kStep][kVectors];
+};
+
+HWY_INLINE void clear(Accumulators& acc) {
+  const F f;
+  for (size_t m = 0; m < kStep; ++m) {
+    for (size_t v = 0; v < kVectors; ++v) acc.c[m][v] = hn::Zero(f);
+  }
+}
+
+/// acc[m][:] += sum over k in [0, depth) of a(m, k) * b[k * kPanel + :]. Rows m >= 4 of A lie
+/// `group_stride` floats behind. b is aligned.
+HWY_INLINE void multiply(const float* HWY_RESTRICT a, size_t group_stride,
+                         const float* HWY_RESTRICT b, size_t depth, Accumulators& acc) {
+  const F f;
+#pragma GCC unroll 4
+  for (size_t k = 0; k < depth; ++k) {
+    V row[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) row[v] = hn::Load(f, b + k * kPanel + v * kLanes);
+    for (size_t m = 0; m < kStep; ++m) {
+      const V scalar = hn::Set(f, a[(m / kGroup) * group_stride + k * kGroup + m % kGroup]);
+      for (size_t v = 0; v < kVectors; ++v) {
+        acc.c[m][v] = hn::MulAdd(scalar, row[v], acc.c[m][v]);
+      }
+    }
+  }
+}
+
+HWY_INLINE void store(const Accumulators& acc, float* HWY_RESTRICT c) {
+  const F f;
+  for (size_t m = 0; m < kStep; ++m) {
+    for (size_t v = 0; v < kVectors; ++v) hn::Store(acc.c[m][v], f, c + m * kPanel + v * kLanes);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace abacist::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

@@ -1,0 +1,163 @@
+// Masks and score modifications of one panel, included once per instruction set.
+#if defined(ABACIST_CPU_SIMD_SCORES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ABACIST_CPU_SIMD_SCORES_INL_H_
+#undef ABACIST_CPU_SIMD_SCORES_INL_H_
+#else
+#define ABACIST_CPU_SIMD_SCORES_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "core/mask.hpp"
+#include "cpu/simd/gemm-inl.h"
+#include "cpu/simd/kernels.hpp"
+#include "cpu/simd/math-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace abacist::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Cuts aligned arrays out of a block of memory; with a null block it only counts.
+struct Carver {
+  std::byte* memory = nullptr;
+  size_t used = 0;
+
+  float* floats(size_t count) {
+    float* result = memory == nullptr ? nullptr : reinterpret_cast<float*>(memory + used);
+    used += hwy::RoundUpTo(count * sizeof(float), size_t{64});
+    return result;
+  }
+};
+
+/// Panels of a tile at most; tiles.rows never exceeds kMaxPanels * kPanel.
+inline constexpr size_t kMaxPanels = 64;
+
+/// Keys [first, last) of a block, multiples of kStep; `full`: no lane needs a mask there.
+struct BlockRange {
+  size_t first;
+  size_t last;
+  bool full;
+};
+
+/// What the lanes of a panel see. Lane l is packed row first_row + l = i * group + g; lanes past
+/// `count` hold nothing and count as seeing all.
+struct PanelMask {
+  core::MaskRule rule{};
+  std::int64_t group = 1;
+  std::int64_t first_row = 0;
+  size_t count = 0;
+  std::int64_t first_key = 0, last_key = 0;  ///< of the item
+  core::Interval any{};  ///< keys that some lane sees
+  core::Interval all{};  ///< keys that every lane sees
+
+  PanelMask() = default;
+  PanelMask(const core::MaskRule& mask_rule, std::int64_t group_size, std::int64_t row,
+            std::int64_t last_row, std::int64_t key_begin, std::int64_t key_end)
+      : rule(mask_rule),
+        group(group_size),
+        first_row(row),
+        count(static_cast<size_t>(std::min(last_row - row, std::int64_t{kPanel}))),
+        first_key(key_begin),
+        last_key(key_end) {
+    const core::Interval top = visible(first_row);
+    const core::Interval bottom = visible(first_row + static_cast<std::int64_t>(count) - 1);
+    any = {top.begin, bottom.end};
+    all = {bottom.begin, top.end};
+  }
+
+  core::Interval visible(std::int64_t packed_row) const {
+    const core::Interval seen = rule.visible(packed_row / group);
+    return {std::max(seen.begin, first_key), std::min(seen.end, last_key)};
+  }
+
+  BlockRange in_block(std::int64_t k0, size_t keys) const {
+    const std::int64_t first = std::max(any.begin - k0, std::int64_t{0});
+    const std::int64_t last = std::min(any.end - k0, static_cast<std::int64_t>(keys));
+    if (first >= last) return {0, 0, true};
+    const size_t j0 = static_cast<size_t>(first) / kStep * kStep;
+    const size_t j1 = hwy::RoundUpTo(static_cast<size_t>(last), kStep);
+    return {j0, j1,
+            all.begin <= k0 + static_cast<std::int64_t>(j0) &&
+                all.end >= k0 + static_cast<std::int64_t>(j1)};
+  }
+};
+
+/// Per-lane numbers of a panel against the block that starts at key k0.
+struct LaneValues {
+  HWY_ALIGN float first[kPanel];     // first visible key of the block, relative
+  HWY_ALIGN float last[kPanel];      // one past the last, relative
+  HWY_ALIGN float position[kPanel];  // i + shift - k0
+  HWY_ALIGN float slope[kPanel];     // ALiBi, natural units
+
+  LaneValues(const ScoreRule& score, const PanelMask& mask, std::int64_t k0) {
+    for (size_t lane = 0; lane < kPanel; ++lane) {
+      const bool used = lane < mask.count;
+      const std::int64_t r = mask.first_row + static_cast<std::int64_t>(used ? lane : 0);
+      const core::Interval seen = mask.visible(r);
+      const auto relative = [k0](std::int64_t key) {
+        return static_cast<float>(std::clamp<std::int64_t>(key - k0, -1, 1 << 20));
+      };
+      first[lane] = relative(seen.begin);
+      last[lane] = seen.empty() ? -1.0f : relative(seen.end);
+      position[lane] = static_cast<float>(r / mask.group + mask.rule.shift - k0);
+      slope[lane] =
+          score.slopes == nullptr ? 0.0f : score.slopes[(r % mask.group) * score.slopes_stride];
+    }
+  }
+};
+
+/// The score chain of one vector in natural units: scale, softcap, ALiBi.
+HWY_INLINE V modify(const ScoreRule& score, V s, V position, V slope, V key) {
+  const F f;
+  s = hn::Mul(s, hn::Set(f, score.postscale));
+  if (score.softcap > 0.0f) {
+    s = hn::Mul(tanh(f, hn::Div(s, hn::Set(f, score.softcap))), hn::Set(f, score.softcap));
+  }
+  if (score.slopes != nullptr) {
+    s = hn::NegMulAdd(slope, hn::Abs(hn::Sub(position, key)), s);
+  }
+  return s;
+}
+
+/// Scores of keys range of the block in place: the chain (unless plain), base-2 units, -inf where a
+/// lane does not see; and the largest per lane anew.
+inline void modify_scores(const ScoreRule& score, const PanelMask& mask, std::int64_t k0,
+                          const BlockRange& range, float* HWY_RESTRICT scores,
+                          V (&largest)[kVectors]) {
+  const F f;
+  const LaneValues lanes(score, mask, k0);
+  const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
+  for (size_t v = 0; v < kVectors; ++v) {
+    const V first = hn::Load(f, lanes.first + v * kLanes);
+    const V last = hn::Load(f, lanes.last + v * kLanes);
+    const V position = hn::Load(f, lanes.position + v * kLanes);
+    const V slope = hn::Load(f, lanes.slope + v * kLanes);
+    V most = hidden;
+    for (size_t j = range.first; j < range.last; ++j) {
+      const V key = hn::Set(f, static_cast<float>(j));
+      float* place = scores + j * kPanel + v * kLanes;
+      V s = hn::Load(f, place);
+      if (!score.plain) {
+        s = hn::Mul(modify(score, s, position, slope, key), hn::Set(f, 1.44269504f));
+      }
+      if (!range.full) {
+        s = hn::IfThenElse(hn::And(hn::Ge(key, first), hn::Lt(key, last)), s, hidden);
+      }
+      hn::Store(s, f, place);
+      most = hn::Max(most, s);
+    }
+    largest[v] = most;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace abacist::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

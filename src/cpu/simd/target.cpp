@@ -1,0 +1,79 @@
+#include "cpu/simd/target.hpp"
+
+#include <hwy/highway.h>
+#include <hwy/targets.h>
+
+#include <cstdlib>
+#include <string_view>
+
+#include "abacist/version.hpp"
+#include "cpu/simd/kernels.hpp"
+
+namespace abacist::cpu {
+namespace {
+
+constexpr Target kTargets[] = {Target::avx512, Target::avx2, Target::neon, Target::portable};
+
+std::int64_t highway_bit(Target target) {
+  switch (target) {
+    case Target::avx512:
+      return HWY_AVX3;
+    case Target::avx2:
+      return HWY_AVX2;
+    case Target::portable:
+      return HWY_SCALAR | HWY_EMU128;
+    case Target::neon:
+      return HWY_NEON;
+  }
+  return 0;
+}
+
+std::string available_names() {
+  std::string names;
+  for (const Target target : kTargets) {
+    if (is_available(target)) names += (names.empty() ? "" : ",") + std::string(to_string(target));
+  }
+  return names;
+}
+
+}  // namespace
+
+const char* to_string(Target target) {
+  switch (target) {
+    case Target::avx512:
+      return "avx512";
+    case Target::avx2:
+      return "avx2";
+    case Target::portable:
+      return "portable";
+    case Target::neon:
+      return "neon";
+  }
+  return "unknown";
+}
+
+bool is_available(Target target) {
+  if (kernels(target) == nullptr) return false;
+  return target == Target::portable || (hwy::SupportedTargets() & highway_bit(target)) != 0;
+}
+
+Result<Target> choose_target() {
+  const char* forced = std::getenv("ABACIST_CPU_TARGET");
+  const bool any = forced == nullptr || *forced == '\0';
+  for (const Target target : kTargets) {
+    if (is_available(target) && (any || std::string_view(forced) == to_string(target))) return target;
+  }
+  return Error{ErrorCode::invalid_argument, "ABACIST_CPU_TARGET",
+               "is \"" + std::string(any ? "" : forced) + "\", must be one of " + available_names()};
+}
+
+}  // namespace abacist::cpu
+
+namespace abacist {
+
+const char* cpu_targets() noexcept {
+  static const std::string names = cpu::available_names();
+  return names.c_str();
+}
+
+}  // namespace abacist
