@@ -6,6 +6,7 @@ set(CMAKE_CXX_VISIBILITY_PRESET hidden)
 set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_BUILD_RPATH $ORIGIN)  # a program finds libraries carried along beside it: scripts/carry
 
 add_library(abacist_options INTERFACE)
 target_compile_options(abacist_options INTERFACE -Wall -Wextra -Wshadow -Wconversion

@@ -1,0 +1,102 @@
+"""What bench/cpu.py times: each contender runs one burst of one problem and says how long a run took."""
+
+import json
+import os
+import subprocess
+import time
+
+DTYPES = ("f32", "bf16", "f16")
+
+
+class Abacist:
+    """The command line tool's `bench --serve`: one JSON problem a line in, one JSON answer a line out."""
+
+    name = "abacist"
+
+    def __init__(self, program, threads):
+        self.threads = threads
+        self.process = subprocess.Popen([program, "bench", "--serve"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        self.version = subprocess.run([program, "--version"], capture_output=True, text=True,
+                                      check=True).stdout.strip().split()[-1]
+
+    def ask(self, question):
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"abacist bench --serve ended with {self.process.wait()} at {question}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"abacist: {answer['error']} at {question}")
+        return answer
+
+    def burst(self, problem, seconds):
+        """Seconds of one run, averaged over a burst of at least `seconds`."""
+        h, s, d = problem.heads, problem.s, problem.d
+        return self.ask({"pass": problem.direction, "dtype": problem.dtype, "b": 1, "s_q": s,
+                         "s_k": s, "h_q": h, "h_k": h, "d_qk": d, "d_v": d,
+                         "causal": problem.causal, "threads": self.threads,
+                         "min_seconds": seconds})["seconds_per_run"]
+
+    def peak_gflops(self):
+        """FMA rate of registers alone, on the same threads."""
+        return self.ask({"peak": True, "threads": self.threads})["gflops"]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Torch:
+    """scaled_dot_product_attention of PyTorch, in this process. Its threads sleep between bursts:
+    spinning ones would take the cores from the other contender."""
+
+    name = "torch"
+
+    def __init__(self, threads):
+        os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads),
+                          OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="0", KMP_BLOCKTIME="0")
+        import torch  # only now: OpenMP reads these once
+        self.torch = torch
+        torch.set_num_threads(threads)
+        self.version = torch.__version__
+        self.capability = torch.backends.cpu.get_cpu_capability()
+        self.prepared = (None, None)
+
+    def prepare(self, problem):
+        """A function that runs the problem once, on random normal data of the same memory layout as
+        Abacist's, [b, s, h, d]."""
+        torch = self.torch
+        dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[problem.dtype]
+        shape = (1, problem.s, problem.heads, problem.d)
+        generator = torch.Generator().manual_seed(1)
+        q, k, v, d_o = (torch.randn(shape, generator=generator).to(dtype).transpose(1, 2)
+                        for _ in range(4))
+
+        def attention():
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v,
+                                                                    is_causal=problem.causal)
+
+        if problem.direction == "fwd":
+            def forward():
+                with torch.inference_mode():
+                    attention()
+            return forward
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        o = attention()
+        return lambda: torch.autograd.grad(o, inputs, d_o, retain_graph=True)
+
+    def burst(self, problem, seconds):
+        if self.prepared[0] != problem:
+            self.prepared = (problem, self.prepare(problem))
+        run = self.prepared[1]
+        run()  # wakes the threads, fills the caches
+        runs, start = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds or runs == 0:
+            run()
+            runs += 1
+        return elapsed / runs
+
+    def close(self):
+        self.prepared = (None, None)
