@@ -120,7 +120,7 @@ def one_simd_target():
     flags = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     if platform.machine() == "aarch64":
         return "neon"
-    return "avx2" if " avx2 " in flags else "sse2"
+    return "avx2" if " avx2 " in flags else "portable"
 
 
 def setup(section, group):
