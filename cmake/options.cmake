@@ -10,14 +10,11 @@ set(CMAKE_BUILD_RPATH $ORIGIN)  # a program finds libraries carried along beside
 
 add_library(abacist_options INTERFACE)
 target_compile_options(abacist_options INTERFACE -Wall -Wextra -Wshadow -Wconversion
-                       # GCC 12 warns about std::string operator+ by mistake (GCC bug 105651).
-                       $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
                        $<$<BOOL:${ABACIST_WERROR}>:-Werror>
                        -ffp-contract=off)  # the same bits whatever the optimiser fuses
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  # False alarms of GCC 12 inside std::sort of a short array and std::string's operator+ (its bugs
-  # 107852 and 105651).
-  target_compile_options(abacist_options INTERFACE -Wno-array-bounds -Wno-restrict)
+  # A false alarm of GCC 12 about std::string's operator+ (its bug 105651).
+  target_compile_options(abacist_options INTERFACE -Wno-restrict)
 endif()
 if(ABACIST_SANITIZE)
   add_compile_options(-fsanitize=${ABACIST_SANITIZE} -fno-omit-frame-pointer
