@@ -36,7 +36,7 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b <
 /// Depth-first over axes by falling stride; the reach of what is left prunes all but a few values.
 class Search {
  public:
-  Search(std::vector<Axis> axes) : axes_(std::move(axes)), reach_(axes_.size() + 1) {
+  explicit Search(std::vector<Axis> axes) : axes_(std::move(axes)), reach_(axes_.size() + 1) {
     std::sort(axes_.begin(), axes_.end(),
               [](const Axis& a, const Axis& b) { return a.stride > b.stride; });
     for (std::size_t i = axes_.size(); i-- > 0;) {

@@ -38,6 +38,8 @@ inline constexpr size_t kGroup = 4;
 
 struct Accumulators {
   V c[kStep][kVectors];
+
+  HWY_INLINE Accumulators() {}  // GCC compiles an implicit one without the target's attributes (NEON)
 };
 
 HWY_INLINE void clear(Accumulators& acc) {
