@@ -16,12 +16,8 @@ Error unsupported(std::string argument, std::string message) {
 
 Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
   if (auto reason = decline(resolved)) return *reason;
-  if (resolved.problem.pass == Pass::forward) return plan_forward(resolved, options);
-  return unsupported("", "the backward pass is not there yet");
-}
-
-Status no_backward(const core::BackwardCall&) {
-  return unsupported("", "the backward pass is not there yet");
+  return resolved.problem.pass == Pass::forward ? plan_forward(resolved, options)
+                                                : plan_backward(resolved, options);
 }
 
 bool serves(DType dtype) {
@@ -30,7 +26,7 @@ bool serves(DType dtype) {
 
 }  // namespace
 
-const core::Implementation kImplementation = {"cpu", Backend::cpu, plan, run_forward, no_backward};
+const core::Implementation kImplementation = {"cpu", Backend::cpu, plan, run_forward, run_backward};
 
 ScoreRule ScoreRule::make(double scale, double softcap, bool alibi) {
   constexpr double kLog2E = 1.4426950408889634;

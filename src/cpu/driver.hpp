@@ -84,5 +84,7 @@ void for_each_ticket(std::int64_t count, int threads, const Body& body) {
 /// The forward pass (forward.cpp) and the backward pass (backward.cpp).
 Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptions& options);
 Status run_forward(const core::ForwardCall& call);
+Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOptions& options);
+Status run_backward(const core::BackwardCall& call);
 
 }  // namespace abacist::cpu

@@ -6,9 +6,12 @@
 #include <thread>
 #include <vector>
 #else
+#include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
+
+#include <algorithm>
 #endif
 
 namespace abacist::cpu {
@@ -43,9 +46,11 @@ void parallel_for(int workers, const std::function<void(int)>& body) {
     tbb::parallel_for(0, workers, 1, [&body](int worker) { body(worker); },
                       tbb::simple_partitioner());
   };
-  // More threads than the caller's arena holds were asked for explicitly: they get their own arena.
-  if (workers > tbb::this_task_arena::max_concurrency()) {
-    tbb::task_arena(workers).execute(run);
+  // More threads than the caller's arena holds were asked for explicitly: they get their own arena, as
+  // far as the processors go (beyond, oneTBB would print a warning and run no faster).
+  const int most = std::min(workers, tbb::info::default_concurrency());
+  if (most > tbb::this_task_arena::max_concurrency()) {
+    tbb::task_arena(most).execute(run);
   } else {
     tbb::this_task_arena::isolate(run);  // a waiting caller must not pick up unrelated tasks
   }

@@ -74,6 +74,71 @@ HWY_INLINE void store(const Accumulators& acc, float* HWY_RESTRICT c) {
   }
 }
 
+// The second form has keys in the rows and head dimensions in the lanes: C[j][c] += sum_i A[i][j] * B[i][c]
+// (dV = P^T dO, dK = dS^T Q). A is a panel [j][kPanel] as `multiply` leaves it, read along i.
+
+/// acc[m][v] += sum over i in [0, kPanel) of a[m * kPanel + i] * b[i * stride + v * kLanes].
+template <size_t kCount>
+HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+                              size_t stride, V (&acc)[kStep][kCount]) {
+  const F f;
+#pragma GCC unroll 4
+  for (size_t i = 0; i < kPanel; ++i) {
+    V row[kCount];
+    for (size_t v = 0; v < kCount; ++v) row[v] = hn::Load(f, b + i * stride + v * kLanes);
+    for (size_t m = 0; m < kStep; ++m) {
+      const V scalar = hn::Set(f, a[m * kPanel + i]);
+      for (size_t v = 0; v < kCount; ++v) acc[m][v] = hn::MulAdd(scalar, row[v], acc[m][v]);
+    }
+  }
+}
+
+/// c[j][:] += A^T B for keys [j0, j1), kCount vectors of columns; `panels` panels of A, `panel_stride`
+/// floats apart, follow each other in i.
+template <size_t kCount>
+HWY_INLINE void accumulate_columns(const float* HWY_RESTRICT a, size_t panels, size_t panel_stride,
+                                   const float* HWY_RESTRICT b, size_t stride, size_t j0, size_t j1,
+                                   float* HWY_RESTRICT c) {
+  const F f;
+  for (size_t j = j0; j < j1; j += kStep) {
+    V acc[kStep][kCount];
+    for (size_t m = 0; m < kStep; ++m) {
+      for (size_t v = 0; v < kCount; ++v) {
+        acc[m][v] = hn::Load(f, c + (j + m) * stride + v * kLanes);
+      }
+    }
+    for (size_t p = 0; p < panels; ++p) {
+      multiply_rows<kCount>(a + p * panel_stride + j * kPanel, b + p * kPanel * stride, stride, acc);
+    }
+    for (size_t m = 0; m < kStep; ++m) {
+      for (size_t v = 0; v < kCount; ++v) {
+        hn::Store(acc[m][v], f, c + (j + m) * stride + v * kLanes);
+      }
+    }
+  }
+}
+
+/// The same over all `stride` columns (a multiple of kLanes). Three vectors at a time; a remainder of
+/// four goes as two and two: a single vector would be bound by the loads of A.
+HWY_INLINE void accumulate_rows(const float* a, size_t panels, size_t panel_stride, const float* b,
+                                size_t stride, size_t j0, size_t j1, float* c) {
+  size_t left = stride / kLanes;
+  const auto advance = [&](size_t vectors) {
+    b += vectors * kLanes;
+    c += vectors * kLanes;
+    left -= vectors;
+  };
+  while (left >= 5 || left == 3) {
+    accumulate_columns<3>(a, panels, panel_stride, b, stride, j0, j1, c);
+    advance(3);
+  }
+  while (left >= 2) {
+    accumulate_columns<2>(a, panels, panel_stride, b, stride, j0, j1, c);
+    advance(2);
+  }
+  if (left == 1) accumulate_columns<1>(a, panels, panel_stride, b, stride, j0, j1, c);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace abacist::cpu
 HWY_AFTER_NAMESPACE();

@@ -69,9 +69,35 @@ struct ForwardTask {
   Tiles tiles;
 };
 
-/// One work item of the backward pass: all query rows of one key/value head against keys
-/// [first_key, last_key).
-struct BackwardTask;
+/// What all items of one key/value head of one sequence share in the backward pass. Rows are packed,
+/// r = i * group + g; a row tile is `tiles.rows` of them.
+struct BackwardHead {
+  Operand q, k, v, o, d_o;
+  Output dq, dk, dv;
+  RowValues lse, d_lse;  ///< d_lse: data null if absent
+  core::MaskRule rule;
+  ScoreRule score;
+  float scale = 1.0f;
+  std::int64_t group = 1;
+  std::int64_t d_qk = 0, d_v = 0;
+  std::int64_t rows = 0;  ///< packed rows
+  Tiles tiles;
+  // In the workspace, over row tiles:
+  float* lse_base2 = nullptr;  ///< [row tiles][tiles.rows]; +inf for a row that sees no key
+  float* d = nullptr;          ///< [row tiles][tiles.rows]; D = rowsum(dO o O) - dLSE
+  float* dq_sum = nullptr;     ///< [row tiles][panels][d_qk][panel_rows]
+  int* turns = nullptr;        ///< [row tiles]; key blocks that have added their dQ
+
+  std::int64_t row_tiles() const { return (rows + tiles.rows - 1) / tiles.rows; }
+  /// Key blocks that some row of the tile sees: [begin, end).
+  core::Interval key_blocks(std::int64_t row_tile) const {
+    const std::int64_t first = row_tile * tiles.rows;
+    const std::int64_t last = first + tiles.rows < rows ? first + tiles.rows : rows;
+    const core::Interval seen = rule.visible_any(first / group, (last - 1) / group + 1);
+    if (seen.empty()) return {0, 0};
+    return {seen.begin / tiles.keys, (seen.end + tiles.keys - 1) / tiles.keys};
+  }
+};
 
 struct Kernels {
   Target target;
@@ -79,6 +105,12 @@ struct Kernels {
   int key_step;    ///< keys (or head dims) that a register tile spans
   std::size_t (*forward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
   void (*forward)(const ForwardTask&, std::byte* scratch);
+  std::size_t (*backward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
+  /// Before any item of the head: lse_base2, d and turns of one row tile; dQ = 0 if it sees no key.
+  void (*backward_prepare)(const BackwardHead&, std::int64_t row_tile, std::byte* scratch);
+  /// dK and dV of one key block, and its part of dQ. For each row tile it waits for its turn: dQ is
+  /// summed in ascending order of key blocks, whatever the threads do.
+  void (*backward)(const BackwardHead&, std::int64_t key_block, std::byte* scratch);
 };
 
 /// Null if not built for this processor family.

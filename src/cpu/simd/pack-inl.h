@@ -141,21 +141,41 @@ HWY_INLINE void pack_columns(const Operand& x, std::int64_t first, size_t count,
   });
 }
 
-/// Packs query rows into a panel: element (k, lane) at out[k * kPanel + lane], times `factor`. Lanes
-/// past `count` are zero. Row `lane` is packed row first + lane = i * group + g. `staging` holds
-/// depth floats.
+/// Packs query rows into a panel: element (k, lane) at out[k * kPanel + lane], times `factor`. Row
+/// `lane` is packed row first + lane = i * group + g; lanes past `count`, and those that `hidden`
+/// names, are zero. `staging` holds 8 * depth floats.
+template <class Hidden>
 HWY_INLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t first, size_t count,
                            size_t depth, float factor, float* HWY_RESTRICT out,
-                           float* HWY_RESTRICT staging) {
+                           float* HWY_RESTRICT staging, const Hidden& hidden) {
+  const F4 f4;
+  const auto scale = hn::Set(f4, factor);
+  float* four = staging + 4 * depth;  // [depth][4]
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
-    for (size_t lane = 0; lane < kPanel; ++lane) {
-      if (lane >= count) {
-        for (size_t k = 0; k < depth; ++k) out[k * kPanel + lane] = 0.0f;
-        continue;
+    for (size_t lane = 0; lane < kPanel; lane += kGroup) {
+      const size_t used = std::min(kGroup, kPanel - lane);
+      for (size_t m = 0; m < kGroup; ++m) {
+        const std::int64_t r = first + static_cast<std::int64_t>(lane + m);
+        if (lane + m >= count || hidden(r)) {
+          std::fill_n(staging + m * depth, depth, 0.0f);
+        } else {
+          load_row(data + (r / group) * x.row + (r % group) * x.head, x.dim, depth,
+                   staging + m * depth);
+        }
       }
-      const std::int64_t r = first + static_cast<std::int64_t>(lane);
-      load_row(data + (r / group) * x.row + (r % group) * x.head, x.dim, depth, staging);
-      for (size_t k = 0; k < depth; ++k) out[k * kPanel + lane] = staging[k] * factor;
+      interleave4(staging, staging + depth, staging + 2 * depth, staging + 3 * depth, depth, four);
+      if (used == kGroup) {
+        for (size_t k = 0; k < depth; ++k) {
+          for (size_t m = 0; m < kGroup; m += kFour) {
+            hn::StoreU(hn::Mul(hn::LoadU(f4, four + k * kGroup + m), scale), f4,
+                       out + k * kPanel + lane + m);
+          }
+        }
+      } else {  // the portable target's panels are narrower than a group
+        for (size_t k = 0; k < depth; ++k) {
+          for (size_t m = 0; m < used; ++m) out[k * kPanel + lane + m] = four[k * kGroup + m] * factor;
+        }
+      }
     }
   });
 }

@@ -112,17 +112,37 @@ struct LaneValues {
   }
 };
 
-/// The score chain of one vector in natural units: scale, softcap, ALiBi.
-HWY_INLINE V modify(const ScoreRule& score, V s, V position, V slope, V key) {
+/// One vector of LaneValues.
+struct LaneVectors {
+  V first, last, position, slope;
+
+  LaneVectors(const LaneValues& lanes, size_t v)
+      : first(hn::Load(F(), lanes.first + v * kLanes)),
+        last(hn::Load(F(), lanes.last + v * kLanes)),
+        position(hn::Load(F(), lanes.position + v * kLanes)),
+        slope(hn::Load(F(), lanes.slope + v * kLanes)) {}
+
+  HWY_INLINE hn::Mask<F> sees(V key) const {
+    return hn::And(hn::Ge(key, first), hn::Lt(key, last));
+  }
+};
+
+/// The score chain of one vector: scale, softcap, ALiBi, and to base-2 units. `derivative` is that of
+/// softcap, 1 - tanh^2.
+HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key, V& derivative) {
   const F f;
+  const V one = hn::Set(f, 1.0f);
+  derivative = one;
   s = hn::Mul(s, hn::Set(f, score.postscale));
   if (score.softcap > 0.0f) {
-    s = hn::Mul(tanh(f, hn::Div(s, hn::Set(f, score.softcap))), hn::Set(f, score.softcap));
+    const V t = tanh(f, hn::Div(s, hn::Set(f, score.softcap)));
+    derivative = hn::NegMulAdd(t, t, one);
+    s = hn::Mul(t, hn::Set(f, score.softcap));
   }
   if (score.slopes != nullptr) {
-    s = hn::NegMulAdd(slope, hn::Abs(hn::Sub(position, key)), s);
+    s = hn::NegMulAdd(lane.slope, hn::Abs(hn::Sub(lane.position, key)), s);
   }
-  return s;
+  return hn::Mul(s, hn::Set(f, 1.44269504f));
 }
 
 /// Scores of keys range of the block in place: the chain (unless plain), base-2 units, -inf where a
@@ -134,21 +154,15 @@ inline void modify_scores(const ScoreRule& score, const PanelMask& mask, std::in
   const LaneValues lanes(score, mask, k0);
   const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
   for (size_t v = 0; v < kVectors; ++v) {
-    const V first = hn::Load(f, lanes.first + v * kLanes);
-    const V last = hn::Load(f, lanes.last + v * kLanes);
-    const V position = hn::Load(f, lanes.position + v * kLanes);
-    const V slope = hn::Load(f, lanes.slope + v * kLanes);
+    const LaneVectors lane(lanes, v);
     V most = hidden;
     for (size_t j = range.first; j < range.last; ++j) {
       const V key = hn::Set(f, static_cast<float>(j));
       float* place = scores + j * kPanel + v * kLanes;
       V s = hn::Load(f, place);
-      if (!score.plain) {
-        s = hn::Mul(modify(score, s, position, slope, key), hn::Set(f, 1.44269504f));
-      }
-      if (!range.full) {
-        s = hn::IfThenElse(hn::And(hn::Ge(key, first), hn::Lt(key, last)), s, hidden);
-      }
+      V derivative;
+      if (!score.plain) s = modify(score, s, lane, key, derivative);
+      if (!range.full) s = hn::IfThenElse(lane.sees(key), s, hidden);
       hn::Store(s, f, place);
       most = hn::Max(most, s);
     }

@@ -11,20 +11,25 @@
 //
 // Slow memory per item: Q, O, LSE once; K and V of the visible keys once. FLOPs: 2 (d_qk + d_v) per
 // visible pair, plus the masked part of edge steps (panel x kStep).
-#include "cpu/simd/kernels.hpp"
+#if defined(ABACIST_CPU_SIMD_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ABACIST_CPU_SIMD_FORWARD_INL_H_
+#undef ABACIST_CPU_SIMD_FORWARD_INL_H_
+#else
+#define ABACIST_CPU_SIMD_FORWARD_INL_H_
+#endif
 
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "cpu/simd/forward_kernel.cpp"
-#include <hwy/foreach_target.h>
-// After foreach_target: included once per target.
-#include "cpu/simd/gemm-inl.h"
-#include "cpu/simd/math-inl.h"
-#include "cpu/simd/pack-inl.h"
-#include "cpu/simd/scores-inl.h"
+#include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numbers>
+
+#include "cpu/simd/gemm-inl.h"
+#include "cpu/simd/kernels.hpp"
+#include "cpu/simd/math-inl.h"
+#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/scores-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace abacist::cpu {
@@ -56,7 +61,7 @@ struct ForwardScratch {
     k = carver.floats(keys * d_qk);
     v = carver.floats(keys * d_v_padded);
     s = carver.floats(keys * kPanel);
-    staging = carver.floats(4 * std::max(d_qk, d_v_padded));
+    staging = carver.floats(8 * std::max(d_qk, d_v_padded));
     bytes = carver.used;
   }
 };
@@ -163,7 +168,7 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
     masks[p] = PanelMask(task.rule, task.group, task.first_row + static_cast<std::int64_t>(p * kPanel),
                          task.last_row, task.first_key, task.last_key);
     pack_panel(task.q, task.group, masks[p].first_row, masks[p].count, d_qk, task.score.prescale,
-               x.q + p * d_qk * kPanel, x.staging);
+               x.q + p * d_qk * kPanel, x.staging, [](std::int64_t) { return false; });
     std::fill_n(x.maximum + p * kPanel, kPanel, -std::numeric_limits<float>::infinity());
     std::fill_n(x.sum + p * kPanel, kPanel, 0.0f);
     if (masks[p].any.empty()) continue;
@@ -199,42 +204,8 @@ size_t forward_scratch_bytes(const Tiles& tiles, std::int64_t d_qk, std::int64_t
   return ForwardScratch(tiles, static_cast<size_t>(d_qk), static_cast<size_t>(d_v), nullptr).bytes;
 }
 
-constexpr Kernels kernel_table(Target target) {
-  return {target, static_cast<int>(kPanel), static_cast<int>(kStep), forward_scratch_bytes,
-          forward_item};
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace abacist::cpu
 HWY_AFTER_NAMESPACE();
 
-#if HWY_ONCE
-namespace abacist::cpu {
-
-const Kernels* kernels(Target target) {
-#if HWY_TARGETS & HWY_AVX3
-  static constexpr Kernels kAvx512 = N_AVX3::kernel_table(Target::avx512);
-  if (target == Target::avx512) return &kAvx512;
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  static constexpr Kernels kAvx2 = N_AVX2::kernel_table(Target::avx2);
-  if (target == Target::avx2) return &kAvx2;
-#endif
-// Highway's fallback for x86-64 without the above: scalar code, or vectors emulated by the compiler
-// (GCC from 12.3 on).
-#if HWY_TARGETS & HWY_SCALAR
-  static constexpr Kernels kPortable = N_SCALAR::kernel_table(Target::portable);
-  if (target == Target::portable) return &kPortable;
-#elif HWY_TARGETS & HWY_EMU128
-  static constexpr Kernels kPortable = N_EMU128::kernel_table(Target::portable);
-  if (target == Target::portable) return &kPortable;
-#endif
-#if HWY_TARGETS & HWY_NEON
-  static constexpr Kernels kNeon = N_NEON::kernel_table(Target::neon);
-  if (target == Target::neon) return &kNeon;
-#endif
-  return nullptr;
-}
-
-}  // namespace abacist::cpu
-#endif  // HWY_ONCE
+#endif  // toggle

@@ -1,0 +1,267 @@
+// Backward pass on the CPU: planning, and the two stages of a run.
+//
+// Stage one, per row tile: D = rowsum(dO o O) - dLSE, LSE in base-2 units. Stage two, per key block:
+// dK, dV, and its part of dQ, which is summed in workspace in ascending order of key blocks (see
+// simd/backward-inl.h). Items go out key block by key block over all heads, so that an item's
+// predecessor in the same head has long started; the bits do not depend on the thread count.
+#include <algorithm>
+
+#include "cpu/driver.hpp"
+
+namespace abacist::cpu {
+namespace {
+
+struct BackwardChoices {
+  const Kernels* kernels = nullptr;
+  Tiles tiles{};
+  std::size_t scratch_bytes = 0;  ///< per thread
+  std::int64_t row_tiles = 0;     ///< over all sequences and heads; varlen: an upper bound
+  // Offsets in the workspace.
+  std::size_t lse_offset = 0, d_offset = 0, dq_offset = 0, turns_offset = 0, index_offset = 0;
+};
+
+/// Tile sizes: what an item keeps per key (K three times, dK and dV) stays in L2 up to 384 KiB; two
+/// panels of rows halve the traffic of dK and dV, four of narrow ones.
+Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
+  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t panel = kernels.panel_rows;
+  const std::int64_t step = kernels.key_step;
+  std::int64_t panels = panel >= 24 ? 2 : 4;
+  if (g.d_qk + g.d_v > 512) panels /= 2;
+  panels = std::clamp<std::int64_t>(ceil_div(packed, panel), 1, panels);
+  std::int64_t keys = std::clamp<std::int64_t>(98304 / (3 * g.d_qk + 2 * g.d_v), 32, 128);
+  keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
+  keys = ceil_div(keys, step) * step;
+  return {static_cast<int>(panels * panel), static_cast<int>(keys)};
+}
+
+void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, PlanInfo& info) {
+  const core::Geometry& g = resolved.geometry;
+  const Operands& x = resolved.problem.operands;
+  info.visible_pairs = visible_pairs(resolved);
+  const bool exact = info.visible_pairs.exact;
+  info.flops = {info.visible_pairs.value * 2 * (3 * g.d_qk + 2 * g.d_v), exact};
+  const std::int64_t in = size_of(x.q.dtype);
+  const std::int64_t rows = g.total_q * g.h_q;
+  const std::int64_t o_bytes = g.d_v * (size_of(x.o.dtype) + size_of(x.d_o.dtype));
+  const std::int64_t prepare = rows * (o_bytes + 4 + 8 + (x.d_lse.present() ? 4 : 0));
+  const std::int64_t keys_once =
+      g.total_k * g.h_k *
+      ((g.d_qk + g.d_v) * in + g.d_qk * size_of(x.dk.dtype) + g.d_v * size_of(x.dv.dtype));
+  // Each key block reads Q, dO, LSE, D and reads and writes the dQ sum of the rows that see it.
+  std::int64_t row_visits = 0;
+  if (!g.varlen) {
+    const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+    const std::int64_t packed = g.s_q * g.group;
+    for (std::int64_t r = 0; r < packed; r += c.tiles.rows) {
+      const std::int64_t last = std::min(r + c.tiles.rows, packed);
+      const core::Interval seen = rule.visible_any(r / g.group, (last - 1) / g.group + 1);
+      if (seen.empty()) continue;
+      row_visits += (last - r) * (ceil_div(seen.end, c.tiles.keys) - seen.begin / c.tiles.keys);
+    }
+    row_visits *= g.b * g.h_k;
+  } else {
+    row_visits = rows * ceil_div(g.s_k, c.tiles.keys);
+  }
+  const std::int64_t per_visit =
+      g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;
+  info.slow_memory_bytes = {
+      prepare + keys_once + row_visits * per_visit + rows * g.d_qk * size_of(x.dq.dtype), exact};
+  // Standard attention reads and writes P, dP and dS in float: P read twice, dP and dS written and read.
+  const std::int64_t scores = g.varlen ? info.visible_pairs.value : rows * g.s_k;
+  info.standard_memory_bytes = {prepare + keys_once + rows * (2 * g.d_qk * in + o_bytes) +
+                                    scores * 4 * 7,
+                                exact};
+}
+
+/// A head of a run with its place in the workspace.
+class Heads {
+ public:
+  Heads(const core::BackwardCall& call, const BackwardChoices& choices)
+      : call_(call),
+        geometry_(call.resolved.geometry),
+        choices_(choices),
+        cu_q_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_q.data)),
+        cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
+    if (!geometry_.varlen) {
+      tiles_ = geometry_.b * geometry_.h_k * row_tiles(sequence(0));
+      items_ = geometry_.b * geometry_.h_k * key_blocks(sequence(0));
+      return;
+    }
+    first_tile_ = at<std::int64_t>(choices.index_offset);
+    first_item_ = first_tile_ + geometry_.b + 1;
+    for (std::int64_t s = 0; s < geometry_.b; ++s) {
+      first_tile_[s] = tiles_;
+      first_item_[s] = items_;
+      tiles_ += geometry_.h_k * row_tiles(sequence(s));
+      items_ += geometry_.h_k * key_blocks(sequence(s));
+    }
+    first_tile_[geometry_.b] = tiles_;
+    first_item_[geometry_.b] = items_;
+  }
+
+  std::int64_t tiles() const { return tiles_; }
+  std::int64_t items() const { return items_; }
+
+  /// Calls body(head, row tile).
+  template <class Body>
+  void with_tile(std::int64_t index, const Body& body) const {
+    std::int64_t s = 0;
+    if (geometry_.varlen) {
+      s = find(first_tile_, index);
+      index -= first_tile_[s];
+    } else {
+      const std::int64_t per_sequence = geometry_.h_k * row_tiles(sequence(0));
+      s = index / per_sequence;
+      index %= per_sequence;
+    }
+    const std::int64_t per_head = row_tiles(sequence(s));
+    body(head(sequence(s), index / per_head), index % per_head);
+  }
+
+  /// Calls body(head, key block). Key blocks ascend; all heads (varlen: of the sequence) take turns.
+  template <class Body>
+  void with_item(std::int64_t ticket, const Body& body) const {
+    std::int64_t s = 0;
+    std::int64_t kv_head = 0;
+    std::int64_t block = 0;
+    if (geometry_.varlen) {
+      s = find(first_item_, ticket);
+      ticket -= first_item_[s];
+      block = ticket / geometry_.h_k;
+      kv_head = ticket % geometry_.h_k;
+    } else {
+      const std::int64_t heads = geometry_.b * geometry_.h_k;
+      block = ticket / heads;
+      s = ticket % heads / geometry_.h_k;
+      kv_head = ticket % geometry_.h_k;
+    }
+    body(head(sequence(s), kv_head), block);
+  }
+
+ private:
+  template <class T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(static_cast<std::byte*>(call_.options.workspace.data) + offset);
+  }
+  core::Sequence sequence(std::int64_t s) const {
+    return core::sequence_at(geometry_, cu_q_, cu_k_, s);
+  }
+  std::int64_t row_tiles(const core::Sequence& s) const {
+    return ceil_div(s.len_q * geometry_.group, choices_.tiles.rows);
+  }
+  std::int64_t key_blocks(const core::Sequence& s) const {
+    return ceil_div(s.len_k, choices_.tiles.keys);
+  }
+  std::int64_t find(const std::int64_t* first, std::int64_t index) const {
+    return std::upper_bound(first, first + geometry_.b + 1, index) - first - 1;
+  }
+
+  BackwardHead head(const core::Sequence& s, std::int64_t kv_head) const {
+    const core::Geometry& g = geometry_;
+    const BackwardTensors& t = call_.tensors;
+    const std::int64_t q_head = kv_head * g.group;
+    BackwardHead h;
+    h.q = view(t.q, s.index, s.first_q, q_head);
+    h.k = view(t.k, s.index, s.first_k, kv_head);
+    h.v = view(t.v, s.index, s.first_k, kv_head);
+    h.o = view(t.o, s.index, s.first_q, q_head);
+    h.d_o = view(t.d_o, s.index, s.first_q, q_head);
+    h.dq = view(t.dq, s.index, s.first_q, q_head);
+    h.dk = view(t.dk, s.index, s.first_k, kv_head);
+    h.dv = view(t.dv, s.index, s.first_k, kv_head);
+    h.lse = row_view<const float>(t.lse, s.index, s.first_q, q_head);
+    h.d_lse = row_view<const float>(t.d_lse, s.index, s.first_q, q_head);
+    h.rule = core::mask_rule(call_.resolved.problem.options.mask, s.len_q, s.len_k);
+    h.score = score_rule(call_.resolved, t.alibi_slopes, s.index, q_head);
+    h.scale = static_cast<float>(call_.resolved.scale);
+    h.group = g.group;
+    h.d_qk = g.d_qk;
+    h.d_v = g.d_v;
+    h.rows = s.len_q * g.group;
+    h.tiles = choices_.tiles;
+    const std::int64_t first =
+        (g.varlen ? first_tile_[s.index] : s.index * g.h_k * row_tiles(s)) + kv_head * row_tiles(s);
+    const std::int64_t row = first * choices_.tiles.rows;
+    h.lse_base2 = at<float>(choices_.lse_offset) + row;
+    h.d = at<float>(choices_.d_offset) + row;
+    h.dq_sum = at<float>(choices_.dq_offset) + row * g.d_qk;
+    h.turns = at<int>(choices_.turns_offset) + first;
+    return h;
+  }
+
+  const core::BackwardCall& call_;
+  const core::Geometry& geometry_;
+  const BackwardChoices& choices_;
+  const std::int32_t* cu_q_;
+  const std::int32_t* cu_k_;
+  std::int64_t* first_tile_ = nullptr;  // [b + 1]
+  std::int64_t* first_item_ = nullptr;  // [b + 1]
+  std::int64_t tiles_ = 0;
+  std::int64_t items_ = 0;
+};
+
+}  // namespace
+
+Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOptions& options) {
+  const auto target = choose_target();
+  if (!target) return target.error();
+  const core::Geometry& g = resolved.geometry;
+  auto c = std::make_shared<BackwardChoices>();
+  c->kernels = kernels(target.value());
+  c->tiles = choose_tiles(*c->kernels, g);
+  c->scratch_bytes = round_up(c->kernels->backward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
+  c->row_tiles = g.varlen ? g.h_k * (g.total_q * g.group / c->tiles.rows + g.b)
+                          : g.b * g.h_k * ceil_div(g.s_q * g.group, c->tiles.rows);
+
+  core::Draft draft;
+  PlanInfo& info = draft.info;
+  info.kernel = std::string("cpu.backward.") + to_string(target.value());
+  info.rows = c->tiles.rows;
+  info.keys = c->tiles.keys;
+  info.work_items = g.varlen ? g.h_k * (g.total_k / c->tiles.keys + g.b)
+                             : g.b * g.h_k * ceil_div(g.s_k, c->tiles.keys);
+  info.threads = plan_threads(options);
+  info.scratch_bytes_per_thread = c->scratch_bytes;
+  std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);
+  const auto reserve = [&bytes](std::int64_t count, std::size_t size) {
+    const std::size_t offset = bytes;
+    bytes += round_up(static_cast<std::size_t>(count) * size, 256);
+    return offset;
+  };
+  const std::int64_t rows = c->row_tiles * c->tiles.rows;
+  c->lse_offset = reserve(rows, sizeof(float));
+  c->d_offset = reserve(rows, sizeof(float));
+  c->dq_offset = reserve(rows * g.d_qk, sizeof(float));
+  c->turns_offset = reserve(c->row_tiles, sizeof(int));
+  if (g.varlen) c->index_offset = reserve(2 * (g.b + 1), sizeof(std::int64_t));
+  info.workspace_bytes = bytes;
+  fill_figures(resolved, *c, info);
+  draft.choices = std::move(c);
+  return draft;
+}
+
+Status run_backward(const core::BackwardCall& call) {
+  const auto& c = *static_cast<const BackwardChoices*>(call.draft.choices.get());
+  const Heads heads(call, c);
+  const int threads = call.draft.info.threads;
+  const auto scratch = [&](int worker) {
+    return static_cast<std::byte*>(call.options.workspace.data) +
+           static_cast<std::size_t>(worker) * c.scratch_bytes;
+  };
+  for_each_ticket(heads.tiles(), threads, [&](std::int64_t index, int worker) {
+    heads.with_tile(index, [&](const BackwardHead& head, std::int64_t row_tile) {
+      c.kernels->backward_prepare(head, row_tile, scratch(worker));
+    });
+  });
+  Progress progress(call.options, heads.items());
+  for_each_ticket(heads.items(), threads, [&](std::int64_t ticket, int worker) {
+    heads.with_item(ticket, [&](const BackwardHead& head, std::int64_t key_block) {
+      c.kernels->backward(head, key_block, scratch(worker));
+    });
+    progress.finish_item();
+  });
+  return {};
+}
+
+}  // namespace abacist::cpu

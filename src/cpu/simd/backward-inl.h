@@ -1,0 +1,360 @@
+// Backward pass of one work item: dK and dV of a block of keys, and the block's part of dQ
+// (FlashAttention-2, Dao 2023, algorithm 2), with P recomputed from Q, K and LSE:
+//   P = exp(S - LSE), dP = dO V^T, dS = P o (dP - D) [o (1 - tanh^2) under softcap],
+//   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K,   D = rowsum(dO o O) - dLSE.
+//
+// Five products per pair of tiles. Scores have queries in the lanes (as in the forward pass): S^T, dP^T
+// and dQ^T are `multiply`; dK and dV have head dimensions in the lanes (`accumulate_rows`) and read P
+// and dS as they lie. Of Q and dO a tile is packed both ways.
+//
+// dQ is summed over key blocks in ascending order: an item adds to a row tile only when the block
+// before it has (`turns`). Items are started in that order too, so whatever an item waits for is
+// already running or done; one thread alone never waits.
+//
+// Slow memory per item: K, V, dK, dV of its keys once; Q, dO, LSE, D and the dQ sums of the rows that
+// see them. FLOPs: 2 (3 d_qk + 2 d_v) per visible pair, plus the masked part of edge steps.
+#if defined(ABACIST_CPU_SIMD_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ABACIST_CPU_SIMD_BACKWARD_INL_H_
+#undef ABACIST_CPU_SIMD_BACKWARD_INL_H_
+#else
+#define ABACIST_CPU_SIMD_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <numbers>
+#include <thread>
+
+#include "cpu/simd/gemm-inl.h"
+#include "cpu/simd/kernels.hpp"
+#include "cpu/simd/math-inl.h"
+#include "cpu/simd/pack-inl.h"
+#include "cpu/simd/scores-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace abacist::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// Where an item's tiles lie in the thread's scratch. Widths of rows are padded to whole vectors.
+struct BackwardScratch {
+  size_t keys, panels, width_qk, width_v;
+  float* k_groups;   // [keys / 4][d_qk][4]
+  float* k_columns;  // [d_qk padded / 4][keys][4]
+  float* v_groups;   // [keys / 4][d_v][4]
+  float* dk;         // [keys][width_qk]
+  float* dv;         // [keys][width_v]
+  float* q;          // [panels][d_qk][kPanel], prescaled
+  float* d_o;        // [panels][d_v][kPanel]
+  float* q_rows;     // [panels * kPanel][width_qk]
+  float* d_o_rows;   // [panels * kPanel][width_v]
+  float* p;          // [panels][keys][kPanel]: scores, then probabilities
+  float* ds;         // [panels][keys][kPanel]
+  float* slope;      // [keys][kPanel]: derivative of softcap
+  float* staging;    // a few rows
+  size_t bytes;
+
+  BackwardScratch(const Tiles& tiles, size_t d_qk, size_t d_v, std::byte* memory)
+      : keys(static_cast<size_t>(tiles.keys)),
+        panels(static_cast<size_t>(tiles.rows) / kPanel),
+        width_qk(hwy::RoundUpTo(d_qk, kLanes)),
+        width_v(hwy::RoundUpTo(d_v, kLanes)) {
+    const size_t rows = panels * kPanel;
+    Carver carver{memory};
+    k_groups = carver.floats(keys * d_qk);
+    k_columns = carver.floats(keys * hwy::RoundUpTo(d_qk, kStep));
+    v_groups = carver.floats(keys * d_v);
+    dk = carver.floats(keys * width_qk);
+    dv = carver.floats(keys * width_v);
+    q = carver.floats(rows * d_qk);
+    d_o = carver.floats(rows * d_v);
+    q_rows = carver.floats(rows * width_qk);
+    d_o_rows = carver.floats(rows * width_v);
+    p = carver.floats(keys * rows);
+    ds = carver.floats(keys * rows);
+    slope = carver.floats(keys * kPanel);
+    staging = carver.floats(8 * hwy::RoundUpTo(std::max(d_qk, d_v), std::max(kStep, kLanes)));
+    bytes = carver.used;
+  }
+};
+
+/// P^T of one panel over keys [range) into p, 0 where a lane does not see; with softcap, its
+/// derivative into x.slope.
+HWY_INLINE void recompute_probabilities(const BackwardHead& head, const BackwardScratch& x,
+                                        const PanelMask& mask, std::int64_t k0,
+                                        const BlockRange& range, const float* q, const float* lse,
+                                        float* p) {
+  const F f;
+  const size_t d_qk = static_cast<size_t>(head.d_qk);
+  const bool simple = head.score.plain && range.full;
+  for (size_t j = range.first; j < range.last; j += kStep) {
+    Accumulators acc;
+    clear(acc);
+    multiply(x.k_groups + j * d_qk, kGroup * d_qk, q, d_qk, acc);
+    if (simple) {
+      for (size_t v = 0; v < kVectors; ++v) {
+        const V subtract = hn::Load(f, lse + v * kLanes);
+        for (size_t m = 0; m < kStep; ++m) {
+          acc.c[m][v] = exp2(f, hn::Sub(acc.c[m][v], subtract));
+        }
+      }
+    }
+    store(acc, p + j * kPanel);
+  }
+  if (simple) return;
+  const LaneValues lanes(head.score, mask, k0);
+  for (size_t v = 0; v < kVectors; ++v) {
+    const LaneVectors lane(lanes, v);
+    const V subtract = hn::Load(f, lse + v * kLanes);
+    for (size_t j = range.first; j < range.last; ++j) {
+      const V key = hn::Set(f, static_cast<float>(j));
+      V s = hn::Load(f, p + j * kPanel + v * kLanes);
+      if (!head.score.plain) {
+        V derivative;
+        s = modify(head.score, s, lane, key, derivative);
+        hn::Store(derivative, f, x.slope + j * kPanel + v * kLanes);
+      }
+      const V e = exp2(f, hn::Sub(s, subtract));
+      // By selection: exp2 of a hidden score may overflow.
+      hn::Store(range.full ? e : hn::IfThenElseZero(lane.sees(key), e), f,
+                p + j * kPanel + v * kLanes);
+    }
+  }
+}
+
+/// dS^T of one panel over keys [range) into ds.
+HWY_INLINE void score_gradients(const BackwardHead& head, const BackwardScratch& x,
+                                const PanelMask& mask, std::int64_t k0, const BlockRange& range,
+                                const float* d_o, const float* d, const float* p, float* ds) {
+  const F f;
+  const size_t d_v = static_cast<size_t>(head.d_v);
+  const bool capped = head.score.softcap > 0.0f;
+  for (size_t j = range.first; j < range.last; j += kStep) {
+    Accumulators acc;
+    clear(acc);
+    multiply(x.v_groups + j * d_v, kGroup * d_v, d_o, d_v, acc);
+    for (size_t v = 0; v < kVectors; ++v) {
+      const V subtract = hn::Load(f, d + v * kLanes);
+      for (size_t m = 0; m < kStep; ++m) {
+        const size_t place = (j + m) * kPanel + v * kLanes;
+        V value = hn::Mul(hn::Load(f, p + place), hn::Sub(acc.c[m][v], subtract));
+        if (capped) value = hn::Mul(value, hn::Load(f, x.slope + place));
+        acc.c[m][v] = value;
+      }
+    }
+    store(acc, ds + j * kPanel);
+  }
+  if (range.full) return;
+  const LaneValues lanes(head.score, mask, k0);
+  for (size_t v = 0; v < kVectors; ++v) {
+    const LaneVectors lane(lanes, v);
+    for (size_t j = range.first; j < range.last; ++j) {
+      float* place = ds + j * kPanel + v * kLanes;
+      const V key = hn::Set(f, static_cast<float>(j));
+      hn::Store(hn::IfThenElseZero(lane.sees(key), hn::Load(f, place)), f, place);
+    }
+  }
+}
+
+/// dQ^T of one panel: started, or added to what earlier key blocks left.
+HWY_INLINE void accumulate_dq(const BackwardScratch& x, size_t d_qk, const BlockRange& range,
+                              bool start, const float* ds, float* dq_sum) {
+  const F f;
+  const size_t whole = d_qk / kStep * kStep;
+  for (size_t c = 0; c < d_qk; c += kStep) {
+    Accumulators acc;
+    clear(acc);
+    multiply(x.k_columns + c * x.keys + range.first * kGroup, kGroup * x.keys,
+             ds + range.first * kPanel, range.last - range.first, acc);
+    const size_t count = c < whole ? kStep : d_qk - whole;
+    for (size_t m = 0; m < kStep; ++m) {
+      if (m >= count) break;
+      for (size_t v = 0; v < kVectors; ++v) {
+        float* place = dq_sum + (c + m) * kPanel + v * kLanes;
+        const V value = start ? acc.c[m][v] : hn::Add(hn::Load(f, place), acc.c[m][v]);
+        hn::Store(value, f, place);
+      }
+    }
+  }
+}
+
+/// scale * dQ of one panel to the caller's tensor.
+HWY_INLINE void finish_dq(const BackwardHead& head, const BackwardScratch& x, const PanelMask& mask,
+                          const float* dq_sum) {
+  const size_t d_qk = static_cast<size_t>(head.d_qk);
+  for (size_t lane = 0; lane < mask.count; ++lane) {
+    const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
+    const float factor = mask.visible(r).empty() ? 0.0f : head.scale;
+    for (size_t c = 0; c < d_qk; ++c) {
+      x.staging[c] = factor == 0.0f ? 0.0f : dq_sum[c * kPanel + lane] * factor;
+    }
+    store_row(x.staging, d_qk, head.dq, (r / head.group) * head.dq.row + (r % head.group) * head.dq.head);
+  }
+}
+
+/// Rows [first, first + count) as rows of `width` floats; rows past count, rows that see no key, and
+/// the padding are zero.
+HWY_INLINE void pack_wide_rows(const Operand& x, const PanelMask& mask, size_t depth, size_t width,
+                               float* HWY_RESTRICT out) {
+  with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
+    for (size_t lane = 0; lane < kPanel; ++lane) {
+      float* row = out + lane * width;
+      const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
+      size_t filled = 0;
+      if (lane < mask.count && !mask.visible(r).empty()) {
+        load_row(data + (r / mask.group) * x.row + (r % mask.group) * x.head, x.dim, depth, row);
+        filled = depth;
+      }
+      std::fill(row + filled, row + width, 0.0f);
+    }
+  });
+}
+
+/// Blocks until `turn` key blocks have added their dQ to the row tile.
+inline void wait_for_turn(int& turns, int turn) {
+  const std::atomic_ref<int> done(turns);
+  for (int spins = 0; done.load(std::memory_order_acquire) != turn; ++spins) {
+    if (spins > 64) std::this_thread::yield();
+  }
+}
+
+/// One row tile against the item's keys.
+HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x,
+                              std::int64_t key_block, std::int64_t row_tile) {
+  const size_t d_qk = static_cast<size_t>(head.d_qk);
+  const size_t d_v = static_cast<size_t>(head.d_v);
+  const std::int64_t k0 = key_block * head.tiles.keys;
+  const auto count = static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
+  const size_t panel_size = x.keys * kPanel;
+  PanelMask masks[kMaxPanels];
+  BlockRange ranges[kMaxPanels];
+  size_t j0 = x.keys;
+  size_t j1 = 0;
+  size_t panels = 0;
+  for (; panels < x.panels; ++panels) {
+    const std::int64_t row = row_tile * head.tiles.rows + static_cast<std::int64_t>(panels * kPanel);
+    if (row >= head.rows) break;
+    masks[panels] = PanelMask(head.rule, head.group, row, head.rows, 0, head.rule.len_k);
+    ranges[panels] = masks[panels].in_block(k0, count);
+    if (ranges[panels].first >= ranges[panels].last) continue;
+    j0 = std::min(j0, ranges[panels].first);
+    j1 = std::max(j1, ranges[panels].last);
+  }
+  j0 = std::min(j0, j1);  // no panel sees the block: both 0
+  const float* lse = head.lse_base2 + row_tile * head.tiles.rows;
+  const float* d = head.d + row_tile * head.tiles.rows;
+  for (size_t i = 0; i < panels; ++i) {
+    const PanelMask& mask = masks[i];
+    const BlockRange& range = ranges[i];
+    float* p = x.p + i * panel_size;
+    float* ds = x.ds + i * panel_size;
+    const auto hidden = [&mask](std::int64_t r) { return mask.visible(r).empty(); };
+    if (range.first < range.last) {
+      pack_panel(head.q, head.group, mask.first_row, mask.count, d_qk, head.score.prescale,
+                 x.q + i * d_qk * kPanel, x.staging, hidden);
+      pack_panel(head.d_o, head.group, mask.first_row, mask.count, d_v, 1.0f,
+                 x.d_o + i * d_v * kPanel, x.staging, hidden);
+      recompute_probabilities(head, x, mask, k0, range, x.q + i * d_qk * kPanel, lse + i * kPanel, p);
+      score_gradients(head, x, mask, k0, range, x.d_o + i * d_v * kPanel, d + i * kPanel, p, ds);
+    }
+    pack_wide_rows(head.q, mask, d_qk, x.width_qk, x.q_rows + i * kPanel * x.width_qk);
+    pack_wide_rows(head.d_o, mask, d_v, x.width_v, x.d_o_rows + i * kPanel * x.width_v);
+    // Keys that another panel of the tile sees and this one does not.
+    for (float* panel : {p, ds}) {
+      const size_t first = std::min(std::max(range.first, j0), j1);
+      const size_t last = std::max(std::min(range.last, j1), first);
+      std::fill(panel + j0 * kPanel, panel + first * kPanel, 0.0f);
+      std::fill(panel + last * kPanel, panel + j1 * kPanel, 0.0f);
+    }
+  }
+  accumulate_rows(x.p, panels, panel_size, x.d_o_rows, x.width_v, j0, j1, x.dv);
+  accumulate_rows(x.ds, panels, panel_size, x.q_rows, x.width_qk, j0, j1, x.dk);
+
+  const core::Interval blocks = head.key_blocks(row_tile);
+  const auto turn = static_cast<int>(key_block - blocks.begin);
+  wait_for_turn(head.turns[row_tile], turn);
+  for (size_t i = 0; i < panels; ++i) {
+    float* dq_sum = head.dq_sum + (row_tile * head.tiles.rows + static_cast<std::int64_t>(i * kPanel)) * head.d_qk;
+    if (ranges[i].first < ranges[i].last || turn == 0) {
+      accumulate_dq(x, d_qk, ranges[i], turn == 0, x.ds + i * panel_size, dq_sum);
+    }
+    if (key_block + 1 == blocks.end) finish_dq(head, x, masks[i], dq_sum);
+  }
+  std::atomic_ref<int>(head.turns[row_tile]).store(turn + 1, std::memory_order_release);
+}
+
+void backward_item(const BackwardHead& head, std::int64_t key_block, std::byte* memory) {
+  const size_t d_qk = static_cast<size_t>(head.d_qk);
+  const size_t d_v = static_cast<size_t>(head.d_v);
+  const BackwardScratch x(head.tiles, d_qk, d_v, memory);
+  const std::int64_t k0 = key_block * head.tiles.keys;
+  const auto count = static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
+  pack_rows(head.k, k0, count, d_qk, x.k_groups, x.staging);
+  pack_columns(head.k, k0, count, d_qk, x.keys, x.k_columns, x.staging);
+  pack_rows(head.v, k0, count, d_v, x.v_groups, x.staging);
+  std::fill_n(x.dk, x.keys * x.width_qk, 0.0f);
+  std::fill_n(x.dv, x.keys * x.width_v, 0.0f);
+  for (std::int64_t t = head.row_tiles() - 1; t >= 0; --t) {
+    const core::Interval blocks = head.key_blocks(t);
+    if (key_block >= blocks.begin && key_block < blocks.end) backward_tile(head, x, key_block, t);
+  }
+  for (size_t j = 0; j < count; ++j) {
+    const std::int64_t key = k0 + static_cast<std::int64_t>(j);
+    for (size_t c = 0; c < d_qk; ++c) x.dk[j * x.width_qk + c] *= head.scale;
+    store_row(x.dk + j * x.width_qk, d_qk, head.dk, key * head.dk.row);
+    store_row(x.dv + j * x.width_v, d_v, head.dv, key * head.dv.row);
+  }
+}
+
+/// D of one row.
+HWY_INLINE float row_product(const BackwardHead& head, std::int64_t i, std::int64_t g,
+                             float* HWY_RESTRICT staging) {
+  const size_t d_v = static_cast<size_t>(head.d_v);
+  const auto load = [&](const Operand& x, float* row) HWY_ATTR {
+    with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
+      load_row(data + i * x.row + g * x.head, x.dim, d_v, row);
+    });
+  };
+  load(head.o, staging);
+  load(head.d_o, staging + d_v);
+  double sum = 0.0;
+  for (size_t c = 0; c < d_v; ++c) sum += double{staging[c]} * double{staging[d_v + c]};
+  if (head.d_lse.data != nullptr) sum -= double{head.d_lse.at(i, g)};
+  return static_cast<float>(sum);
+}
+
+void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte* memory) {
+  const BackwardScratch x(head.tiles, static_cast<size_t>(head.d_qk), static_cast<size_t>(head.d_v), memory);
+  head.turns[row_tile] = 0;
+  const std::int64_t first = row_tile * head.tiles.rows;
+  const bool sees_keys = !head.key_blocks(row_tile).empty();
+  for (std::int64_t r = first; r < first + head.tiles.rows; ++r) {
+    head.lse_base2[r] = std::numeric_limits<float>::infinity();
+    head.d[r] = 0.0f;
+    if (r >= head.rows) continue;
+    const std::int64_t i = r / head.group;
+    const std::int64_t g = r % head.group;
+    if (head.rule.visible(i).empty()) {
+      if (sees_keys) continue;  // finish_dq writes the zeros
+      std::fill_n(x.staging, head.d_qk, 0.0f);
+      store_row(x.staging, static_cast<size_t>(head.d_qk), head.dq, i * head.dq.row + g * head.dq.head);
+      continue;
+    }
+    head.lse_base2[r] = static_cast<float>(double{head.lse.at(i, g)} / std::numbers::ln2);
+    head.d[r] = row_product(head, i, g, x.staging);
+  }
+}
+
+size_t backward_scratch_bytes(const Tiles& tiles, std::int64_t d_qk, std::int64_t d_v) {
+  return BackwardScratch(tiles, static_cast<size_t>(d_qk), static_cast<size_t>(d_v), nullptr).bytes;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace abacist::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // toggle

@@ -1,0 +1,59 @@
+// All kernels, once per instruction set, and the table of them.
+#include "cpu/simd/kernels.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/kernels.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target: included once per target.
+#include "cpu/simd/backward-inl.h"
+#include "cpu/simd/forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace abacist::cpu {
+namespace HWY_NAMESPACE {
+
+constexpr Kernels kernel_table(Target target) {
+  return {.target = target,
+          .panel_rows = static_cast<int>(kPanel),
+          .key_step = static_cast<int>(kStep),
+          .forward_scratch_bytes = forward_scratch_bytes,
+          .forward = forward_item,
+          .backward_scratch_bytes = backward_scratch_bytes,
+          .backward_prepare = backward_prepare,
+          .backward = backward_item};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace abacist::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace abacist::cpu {
+
+const Kernels* kernels(Target target) {
+#if HWY_TARGETS & HWY_AVX3
+  static constexpr Kernels kAvx512 = N_AVX3::kernel_table(Target::avx512);
+  if (target == Target::avx512) return &kAvx512;
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  static constexpr Kernels kAvx2 = N_AVX2::kernel_table(Target::avx2);
+  if (target == Target::avx2) return &kAvx2;
+#endif
+// Highway's fallback for x86-64 without the above: scalar code, or vectors emulated by the compiler
+// (GCC from 12.3 on).
+#if HWY_TARGETS & HWY_SCALAR
+  static constexpr Kernels kPortable = N_SCALAR::kernel_table(Target::portable);
+  if (target == Target::portable) return &kPortable;
+#elif HWY_TARGETS & HWY_EMU128
+  static constexpr Kernels kPortable = N_EMU128::kernel_table(Target::portable);
+  if (target == Target::portable) return &kPortable;
+#endif
+#if HWY_TARGETS & HWY_NEON
+  static constexpr Kernels kNeon = N_NEON::kernel_table(Target::neon);
+  if (target == Target::neon) return &kNeon;
+#endif
+  return nullptr;
+}
+
+}  // namespace abacist::cpu
+#endif  // HWY_ONCE
