@@ -42,6 +42,7 @@ class [[nodiscard]] Result {
   /// Precondition: ok().
   const T& value() const& { return std::get<0>(state_); }
   T&& value() && { return std::get<0>(std::move(state_)); }
+  const T& operator*() const& { return std::get<0>(state_); }
   const T* operator->() const { return &std::get<0>(state_); }
   /// Precondition: !ok().
   const Error& error() const { return std::get<1>(state_); }

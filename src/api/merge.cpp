@@ -19,6 +19,8 @@ bool same_shape(const TensorSpec& a, const TensorSpec& b) {
 
 Status check_pair(const std::string& prefix, const ConstTensor& o, const ConstTensor& lse,
                   const TensorSpec& expected, bool needs_lse) {
+  if (Status s = api::check_view((prefix + "o").c_str(), o, prefix.empty()); !s) return s;
+  if (Status s = api::check_view((prefix + "lse").c_str(), lse, prefix.empty()); !s) return s;
   if (!same_shape(o, expected)) {
     return api::invalid(prefix + "o", "shape is " + core::to_text(o.shape, o.rank) +
                                           ", must be that of o, " +

@@ -26,7 +26,17 @@ void append_axes(const TensorSpec& spec, int sign, std::vector<Axis>& axes) {
     const std::int64_t stride = spec.stride[i] * size_of(spec.dtype);
     if (steps <= 0 || stride == 0) continue;
     const bool positive = (stride > 0) == (sign > 0);
-    axes.push_back({std::abs(stride), positive ? 0 : -steps, positive ? steps : 0});
+    const Axis axis{std::abs(stride), positive ? 0 : -steps, positive ? steps : 0};
+    // Axes of equal stride act as one: slices of one array would else have as many ways to the same
+    // offset as they have elements.
+    const auto same = std::find_if(axes.begin(), axes.end(),
+                                   [&](const Axis& other) { return other.stride == axis.stride; });
+    if (same == axes.end()) {
+      axes.push_back(axis);
+    } else {
+      same->low += axis.low;
+      same->high += axis.high;
+    }
   }
 }
 

@@ -17,8 +17,8 @@ constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
 
 /// The largest |offset| in bytes that the spec can address fits; shape and strides are sane.
 Status check_extents(const char* name, const TensorSpec& spec) {
-  if (spec.rank > kMaxRank) {
-    return invalid(name, "rank is " + std::to_string(spec.rank) + ", must be at most 4");
+  if (spec.rank < 0 || spec.rank > kMaxRank) {
+    return invalid(name, "rank is " + std::to_string(spec.rank) + ", must be in [0, 4]");
   }
   const std::int64_t size = size_of(spec.dtype);
   std::int64_t elements = 1;
@@ -62,13 +62,6 @@ Status check_shape(const char* name, const TensorSpec& spec, const TensorSpec& e
   }
   return invalid(name, "shape is " + core::to_text(spec.shape, spec.rank) + ", must be " + letters +
                            " = " + core::to_text(expected.shape, expected.rank));
-}
-
-Status check_output(const char* name, const TensorSpec& spec) {
-  if (!may_overlap_itself(spec)) return {};
-  return invalid(name, "strides" + core::to_text(spec.stride, spec.rank) + " with shape" +
-                           core::to_text(spec.shape, spec.rank) +
-                           " write an element twice; every element of an output must be distinct");
 }
 
 struct Named {
@@ -118,18 +111,14 @@ class Validator {
         {"cu_seqlens_k", &x_.cu_seqlens_k, false, false},
     };
     for (const Named& operand : all) {
-      if (operand.spec->rank < 0) return invalid(operand.name, "rank is negative");
-      if (!operand.spec->present()) {
+      if (operand.spec->rank == 0) {
         if (operand.required) return invalid(operand.name, "is absent, but this pass needs it");
         continue;
       }
-      if (Status s = check_extents(operand.name, *operand.spec); !s) return s;
+      if (Status s = check_view(operand.name, *operand.spec, operand.output); !s) return s;
       if (operand.spec->device != x_.q.device) {
         return invalid(operand.name, "is on " + core::to_text(operand.spec->device) + ", but q is on " +
                                          core::to_text(x_.q.device));
-      }
-      if (operand.output) {
-        if (Status s = check_output(operand.name, *operand.spec); !s) return s;
       }
     }
     return {};
@@ -272,6 +261,14 @@ class Validator {
 
 Error invalid(std::string argument, std::string message) {
   return {ErrorCode::invalid_argument, std::move(argument), std::move(message)};
+}
+
+Status check_view(const char* name, const TensorSpec& spec, bool output) {
+  if (Status s = check_extents(name, spec); !s) return s;
+  if (!output || !may_overlap_itself(spec)) return {};
+  return invalid(name, "strides" + core::to_text(spec.stride, spec.rank) + " with shape" +
+                           core::to_text(spec.shape, spec.rank) +
+                           " write an element twice; every element of an output must be distinct");
 }
 
 Result<core::Resolved> resolve(const Problem& problem) { return Validator(problem).run(); }

@@ -5,6 +5,7 @@
 
 #include "abacist/problem.hpp"
 #include "core/mask.hpp"
+#include "core/saturate.hpp"
 
 namespace abacist::core {
 
@@ -16,6 +17,9 @@ struct Geometry {
   std::int64_t s_q = 0, s_k = 0;  ///< lengths; varlen: their stated maxima
   std::int64_t d_qk = 0, d_v = 0;
   std::int64_t total_q = 0, total_k = 0;  ///< rows of one head over the batch
+
+  /// Key/value heads of the whole batch.
+  std::int64_t kv_heads() const { return (Count{b} * h_k).value; }
 };
 
 /// A validated problem.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "abacist/problem.hpp"
 
@@ -46,9 +47,13 @@ struct MaskRule {
     return {visible(first).begin, visible(last - 1).end};
   }
 
-  /// Number of (query, key) pairs that see each other, over queries [0, len_q); closed form.
+  /// Number of (query, key) pairs that see each other, over queries [0, len_q); closed form; stops at
+  /// the largest 64-bit number.
   constexpr std::int64_t pairs(std::int64_t len_q) const {
-    return sum_of_clamped(len_q, shift + right + 1) - sum_of_clamped(len_q, shift - left);
+    const Wide count =
+        sum_of_clamped(len_q, shift + right + 1) - sum_of_clamped(len_q, shift - left);
+    constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+    return count > Wide{kLargest} ? kLargest : static_cast<std::int64_t>(count);
   }
 
  private:
@@ -56,12 +61,14 @@ struct MaskRule {
     return key < 0 ? 0 : (key > len_k ? len_k : key);
   }
 
-  /// Sum over i in [0, n) of clamp(i + offset, 0, len_k).
-  constexpr std::int64_t sum_of_clamped(std::int64_t n, std::int64_t offset) const {
-    const std::int64_t rising = std::clamp<std::int64_t>(-offset, 0, n);       // first i with i + offset > 0 region
-    const std::int64_t full = std::clamp<std::int64_t>(len_k - offset, rising, n);  // first i at len_k
-    const std::int64_t count = full - rising;
-    return count * (rising + offset) + count * (count - 1) / 2 + (n - full) * len_k;
+  using Wide = __int128;
+
+  /// Sum over i in [0, n) of clamp(i + offset): 0 up to `rising`, then i + offset, len_k from `full` on.
+  constexpr Wide sum_of_clamped(std::int64_t n, std::int64_t offset) const {
+    const std::int64_t rising = std::clamp<std::int64_t>(-offset, 0, n);
+    const std::int64_t full = std::clamp<std::int64_t>(len_k - offset, rising, n);
+    const Wide count = full - rising;
+    return count * (rising + offset) + count * (count - 1) / 2 + Wide{n - full} * len_k;
   }
 };
 

@@ -36,42 +36,35 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
 }
 
 void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, PlanInfo& info) {
+  using core::Count;
   const core::Geometry& g = resolved.geometry;
   const Operands& x = resolved.problem.operands;
   info.visible_pairs = visible_pairs(resolved);
-  const bool exact = info.visible_pairs.exact;
-  info.flops = {info.visible_pairs.value * 2 * (3 * g.d_qk + 2 * g.d_v), exact};
+  info.flops = {(Count{info.visible_pairs.value} * 2 * (3 * g.d_qk + 2 * g.d_v)).value,
+                info.visible_pairs.exact};
   const std::int64_t in = size_of(x.q.dtype);
-  const std::int64_t rows = g.total_q * g.h_q;
+  const Count rows = Count{g.total_q} * g.h_q;
   const std::int64_t o_bytes = g.d_v * (size_of(x.o.dtype) + size_of(x.d_o.dtype));
-  const std::int64_t prepare = rows * (o_bytes + 4 + 8 + (x.d_lse.present() ? 4 : 0));
-  const std::int64_t keys_once =
-      g.total_k * g.h_k *
+  const Count prepare = rows * (o_bytes + 4 + 8 + (x.d_lse.present() ? 4 : 0));
+  const Count keys_once =
+      Count{g.total_k} * g.h_k *
       ((g.d_qk + g.d_v) * in + g.d_qk * size_of(x.dk.dtype) + g.d_v * size_of(x.dv.dtype));
   // Each key block reads Q, dO, LSE, D and reads and writes the dQ sum of the rows that see it.
-  std::int64_t row_visits = 0;
-  if (!g.varlen) {
-    const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
-    const std::int64_t packed = g.s_q * g.group;
-    for (std::int64_t r = 0; r < packed; r += c.tiles.rows) {
-      const std::int64_t last = std::min(r + c.tiles.rows, packed);
-      const core::Interval seen = rule.visible_any(r / g.group, (last - 1) / g.group + 1);
-      if (seen.empty()) continue;
-      row_visits += (last - r) * (ceil_div(seen.end, c.tiles.keys) - seen.begin / c.tiles.keys);
-    }
-    row_visits *= g.b * g.h_k;
-  } else {
-    row_visits = rows * ceil_div(g.s_k, c.tiles.keys);
-  }
+  const std::int64_t keys = c.tiles.keys;
+  const Figure visits =
+      tile_visits(resolved, c.tiles.rows, [keys](core::Interval seen, std::int64_t tile_rows) {
+        return seen.empty() ? 0 : tile_rows * (ceil_div(seen.end, keys) - seen.begin / keys);
+      });
   const std::int64_t per_visit =
       g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;
-  info.slow_memory_bytes = {
-      prepare + keys_once + row_visits * per_visit + rows * g.d_qk * size_of(x.dq.dtype), exact};
+  info.slow_memory_bytes = {(prepare + keys_once + Count{visits.value} * per_visit +
+                             rows * g.d_qk * size_of(x.dq.dtype))
+                                .value,
+                            visits.exact};
   // Standard attention reads and writes P, dP and dS in float: P read twice, dP and dS written and read.
-  const std::int64_t scores = g.varlen ? info.visible_pairs.value : rows * g.s_k;
-  info.standard_memory_bytes = {prepare + keys_once + rows * (2 * g.d_qk * in + o_bytes) +
-                                    scores * 4 * 7,
-                                exact};
+  const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
+  info.standard_memory_bytes = {
+      (prepare + keys_once + rows * (2 * g.d_qk * in + o_bytes) + scores * 4 * 7).value, !g.varlen};
 }
 
 /// A head of a run with its place in the workspace.
@@ -84,8 +77,8 @@ class Heads {
         cu_q_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_q.data)),
         cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
     if (!geometry_.varlen) {
-      tiles_ = geometry_.b * geometry_.h_k * row_tiles(sequence(0));
-      items_ = geometry_.b * geometry_.h_k * key_blocks(sequence(0));
+      tiles_ = geometry_.kv_heads() * row_tiles(sequence(0));
+      items_ = geometry_.kv_heads() * key_blocks(sequence(0));
       return;
     }
     first_tile_ = at<std::int64_t>(choices.index_offset);
@@ -131,7 +124,7 @@ class Heads {
       block = ticket / geometry_.h_k;
       kv_head = ticket % geometry_.h_k;
     } else {
-      const std::int64_t heads = geometry_.b * geometry_.h_k;
+      const std::int64_t heads = geometry_.kv_heads();
       block = ticket / heads;
       s = ticket % heads / geometry_.h_k;
       kv_head = ticket % geometry_.h_k;
@@ -212,7 +205,7 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   c->tiles = choose_tiles(*c->kernels, g);
   c->scratch_bytes = round_up(c->kernels->backward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
   c->row_tiles = g.varlen ? g.h_k * (g.total_q * g.group / c->tiles.rows + g.b)
-                          : g.b * g.h_k * ceil_div(g.s_q * g.group, c->tiles.rows);
+                          : g.kv_heads() * ceil_div(g.s_q * g.group, c->tiles.rows);
 
   core::Draft draft;
   PlanInfo& info = draft.info;
@@ -220,7 +213,7 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
   info.work_items = g.varlen ? g.h_k * (g.total_k / c->tiles.keys + g.b)
-                             : g.b * g.h_k * ceil_div(g.s_k, c->tiles.keys);
+                             : g.kv_heads() * ceil_div(g.s_k, c->tiles.keys);
   info.threads = plan_threads(options);
   info.scratch_bytes_per_thread = c->scratch_bytes;
   std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);

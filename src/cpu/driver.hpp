@@ -1,6 +1,7 @@
 // What the forward and backward drivers share: views of one head group, work by tickets, planning.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <optional>
@@ -45,6 +46,27 @@ std::optional<Error> decline(const core::Resolved& resolved);
 
 /// Visible (query, key) pairs over all heads and sequences; an upper bound for varlen.
 Figure visible_pairs(const core::Resolved& resolved);
+
+/// Sum over all row tiles of visit(keys that the tile sees, rows of the tile), all heads. An upper bound
+/// for varlen, and for more tiles than a plan has time to walk.
+template <class Visit>
+Figure tile_visits(const core::Resolved& resolved, std::int64_t rows, const Visit& visit) {
+  constexpr std::int64_t kMostTiles = 1 << 14;  // 0.1 ms
+  const core::Geometry& g = resolved.geometry;
+  const std::int64_t packed = g.s_q * g.group;
+  const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+  if (g.varlen || ceil_div(packed, rows) > kMostTiles) {
+    const core::Interval most{0, std::min({g.s_k, g.total_k, rule.left + rule.right + rows})};
+    const core::Count tiles = core::Count{ceil_div(packed, rows)} * g.b;
+    return {(tiles * g.h_k * visit(most, rows)).value, false};
+  }
+  core::Count sum = 0;
+  for (std::int64_t r = 0; r < packed; r += rows) {
+    const std::int64_t last = std::min(r + rows, packed);
+    sum = sum + visit(rule.visible_any(r / g.group, (last - 1) / g.group + 1), last - r);
+  }
+  return {(sum * g.kv_heads()).value, true};
+}
 
 /// Threads of a plan.
 int plan_threads(const PlanOptions& options);

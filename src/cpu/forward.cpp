@@ -36,7 +36,7 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t most = std::max<std::int64_t>(131072 / (g.d_qk + g.d_v), panel);
   std::int64_t rows = std::min<std::int64_t>(384, most);
-  while (rows > 96 && g.b * g.h_k * ceil_div(packed, rows) < kEnoughItems) rows /= 2;
+  while (rows > 96 && g.kv_heads() * ceil_div(packed, rows) < kEnoughItems) rows /= 2;
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(packed, rows), 1);
   rows = std::max<std::int64_t>(ceil_div(ceil_div(packed, tiles), panel), 1) * panel;
   std::int64_t keys = std::clamp<std::int64_t>(24576 / (g.d_qk + g.d_v), 32, 96);
@@ -46,41 +46,34 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
 }
 
 std::int64_t choose_splits(const core::Geometry& g, std::int64_t row_tiles) {
-  const std::int64_t items = g.b * g.h_k * row_tiles;
+  const std::int64_t items = g.kv_heads() * row_tiles;
   if (items == 0 || items >= kFewItems) return 1;
   return std::max<std::int64_t>(
       std::min(ceil_div(kFewItems, items), g.s_k / kMinKeysOfSplit), 1);
 }
 
 void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanInfo& info) {
+  using core::Count;
   const core::Geometry& g = resolved.geometry;
   const Operands& x = resolved.problem.operands;
   info.visible_pairs = visible_pairs(resolved);
-  const bool exact = info.visible_pairs.exact;
-  info.flops = {info.visible_pairs.value * 2 * (g.d_qk + g.d_v), exact};
+  info.flops = {(Count{info.visible_pairs.value} * 2 * (g.d_qk + g.d_v)).value,
+                info.visible_pairs.exact};
   const std::int64_t in = size_of(x.q.dtype);
-  const std::int64_t rows = g.total_q * g.h_q;
-  const std::int64_t once = rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) +
-                                    (x.lse.present() ? 4 : 0));
+  const Count rows = Count{g.total_q} * g.h_q;
+  const Count once =
+      rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) + (x.lse.present() ? 4 : 0));
   // K and V pass once per tile of rows; a tile reads the union of its rows' intervals.
-  std::int64_t keys_read = 0;
-  if (!g.varlen) {
-    const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
-    const std::int64_t packed = g.s_q * g.group;
-    for (std::int64_t r = 0; r < packed; r += c.tiles.rows) {
-      const std::int64_t last = std::min(r + c.tiles.rows, packed);
-      keys_read += rule.visible_any(r / g.group, (last - 1) / g.group + 1).size();
-    }
-    keys_read *= g.b * g.h_k;
-  } else {
-    keys_read = c.row_tiles * g.total_k * g.h_k;
-  }
-  const std::int64_t partials = c.splits > 1 ? c.splits * rows * (g.d_v + 1) * 4 * 2 : 0;
-  info.slow_memory_bytes = {once + keys_read * (g.d_qk + g.d_v) * in + partials, exact};
+  const Figure keys = tile_visits(resolved, c.tiles.rows, [](core::Interval seen, std::int64_t) {
+    return seen.size();
+  });
+  const Count partials = c.splits > 1 ? rows * c.splits * (g.d_v + 1) * 4 * 2 : Count{0};
+  info.slow_memory_bytes = {
+      (once + Count{keys.value} * (g.d_qk + g.d_v) * in + partials).value, keys.exact};
   // Standard attention writes and reads scores and probabilities, in float, once each.
-  const std::int64_t scores = g.varlen ? info.visible_pairs.value : rows * g.s_k;
+  const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
-      once + g.total_k * g.h_k * (g.d_qk + g.d_v) * in + scores * 4 * 4, exact};
+      (once + Count{g.total_k} * g.h_k * (g.d_qk + g.d_v) * in + scores * 4 * 4).value, !g.varlen};
 }
 
 struct Item {
@@ -98,7 +91,7 @@ class Items {
         cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
     const std::int64_t per_tile = geometry_.h_k * choices.splits;
     if (!geometry_.varlen) {
-      count_ = geometry_.b * choices.row_tiles * per_tile;
+      count_ = geometry_.kv_heads() * choices.row_tiles * choices.splits;
       return;
     }
     first_ = reinterpret_cast<std::int64_t*>(static_cast<std::byte*>(call.options.workspace.data) +
@@ -213,7 +206,7 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
   info.splits = c->splits;
-  info.work_items = g.b * g.h_k * c->row_tiles * c->splits;
+  info.work_items = g.kv_heads() * c->row_tiles * c->splits;
   info.threads = plan_threads(options);
   info.scratch_bytes_per_thread = c->scratch_bytes;
   std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);

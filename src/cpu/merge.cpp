@@ -82,7 +82,8 @@ void merge_rows(std::span<const Partial> parts, const Tensor& o, const Tensor& l
         const double merged = weigh(strides, row, present);
         const std::int64_t base = out.at(row.sequence, row.i, row.head);
         for (std::int64_t c = 0; c < d_v; ++c) {
-          double sum = 0.0;
+          // Starts with -0, not 0: x + -0 is x for every x, so that one part keeps its bits.
+          double sum = present.empty() ? 0.0 : -0.0;
           for (const PartOfRow& part : present) {
             sum += part.weight * core::load_element(part.o, part.dtype, part.offset + c * part.dim);
           }
