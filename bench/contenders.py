@@ -15,6 +15,7 @@ class Abacist:
 
     def __init__(self, program, threads):
         self.threads = threads
+        self.kernel = ""  # of the last burst, e.g. cpu.forward.avx512
         self.process = subprocess.Popen([program, "bench", "--serve"], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         self.version = subprocess.run([program, "--version"], capture_output=True, text=True,
@@ -32,16 +33,23 @@ class Abacist:
         return answer
 
     def burst(self, problem, seconds):
-        """Seconds of one run, averaged over a burst of at least `seconds`."""
+        """Seconds of one run, averaged over a burst of at least `seconds`. The data is made, and one
+        run done, before the first burst of a problem."""
         h, s, d = problem.heads, problem.s, problem.d
-        return self.ask({"pass": problem.direction, "dtype": problem.dtype, "b": 1, "s_q": s,
-                         "s_k": s, "h_q": h, "h_k": h, "d_qk": d, "d_v": d,
-                         "causal": problem.causal, "threads": self.threads,
-                         "min_seconds": seconds})["seconds_per_run"]
+        answer = self.ask({"pass": problem.direction, "dtype": problem.dtype, "b": 1, "s_q": s,
+                           "s_k": s, "h_q": h, "h_k": h, "d_qk": d, "d_v": d,
+                           "causal": problem.causal, "threads": self.threads,
+                           "min_seconds": seconds})
+        self.kernel = answer["kernel"]
+        return answer["seconds_per_run"]
+
+    def forget(self):
+        """Frees the data of the problems so far."""
+        self.ask({"drop": True})
 
     def peak_gflops(self):
         """FMA rate of registers alone, on the same threads."""
-        return self.ask({"peak": True, "threads": self.threads})["gflops"]
+        return self.ask({"peak": True, "threads": self.threads})["flops_per_second"] / 1e9
 
     def close(self):
         self.process.stdin.close()
@@ -98,5 +106,5 @@ class Torch:
             runs += 1
         return elapsed / runs
 
-    def close(self):
+    def forget(self):
         self.prepared = (None, None)

@@ -102,6 +102,8 @@ def measure(problem, abacist, torch, arguments, peaks):
         for contender, rates in random.sample(series, len(series)):
             rates.append(problem.flops / contender.burst(problem, arguments.seconds) / 1e9)
         peaks.append(abacist.peak_gflops())
+    for contender in filter(None, (abacist, torch)):
+        contender.forget()
     return cell
 
 
@@ -195,6 +197,7 @@ def main(command_line=None):
     for problem in problems(arguments, max(peaks)):
         cells.append(measure(problem, abacist, torch, arguments, peaks))
         print_row(cells[-1].row(max(peaks)), max(peaks))
+    versions["abacist_target"] = abacist.kernel.rsplit(".", 1)[-1]
     peak = max(peaks)  # the best of the whole run is what every row's share refers to
     print(f"\nFMA peak {peak:.1f} GFLOP/s (best of {len(peaks)} bursts, median "
           f"{statistics.median(peaks):.1f}), clock {machine.clock_mhz() or 'not readable'}")
