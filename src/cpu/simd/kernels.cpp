@@ -12,6 +12,26 @@ HWY_BEFORE_NAMESPACE();
 namespace abacist::cpu {
 namespace HWY_NAMESPACE {
 
+std::int64_t fma_burst(std::int64_t steps, float* sink) {
+  const F f;
+  // Run-time values, so that nothing folds; they keep the chains near 1.
+  const V factor = hn::Set(f, 0.5f + *sink);
+  const V addend = hn::Set(f, 0.5f);
+  Accumulators acc;
+  clear(acc);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    for (size_t m = 0; m < kStep; ++m) {
+      for (size_t v = 0; v < kVectors; ++v) acc.c[m][v] = hn::MulAdd(acc.c[m][v], factor, addend);
+    }
+  }
+  V total = hn::Zero(f);
+  for (size_t m = 0; m < kStep; ++m) {
+    for (size_t v = 0; v < kVectors; ++v) total = hn::Add(total, acc.c[m][v]);
+  }
+  *sink = hn::GetLane(total);
+  return steps * static_cast<std::int64_t>(2 * kStep * kPanel);
+}
+
 constexpr Kernels kernel_table(Target target) {
   return {.target = target,
           .panel_rows = static_cast<int>(kPanel),
@@ -20,7 +40,8 @@ constexpr Kernels kernel_table(Target target) {
           .forward = forward_item,
           .backward_scratch_bytes = backward_scratch_bytes,
           .backward_prepare = backward_prepare,
-          .backward = backward_item};
+          .backward = backward_item,
+          .fma_burst = fma_burst};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -111,6 +111,8 @@ struct Kernels {
   /// dK and dV of one key block, and its part of dQ. For each row tile it waits for its turn: dQ is
   /// summed in ascending order of key blocks, whatever the threads do.
   void (*backward)(const BackwardHead&, std::int64_t key_block, std::byte* scratch);
+  /// `steps` FMAs on each of a full set of accumulators, in registers; returns the FLOPs.
+  std::int64_t (*fma_burst)(std::int64_t steps, float* sink);
 };
 
 /// Null if not built for this processor family.
