@@ -1,0 +1,249 @@
+#include "reference/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/numeric.hpp"
+#include "reference/saturate.hpp"
+#include "reference/visibility.hpp"
+
+namespace abacist::reference {
+namespace {
+
+// O is summed over runs of this many keys first: rounding grows with the run and the number of runs,
+// not with the length, so that a million keys still leave 13 digits.
+constexpr std::int64_t kRun = 512;
+
+/// Reads or writes one row of an operand, dense or varlen.
+class Rows {
+ public:
+  Rows(const TensorSpec& spec, const core::Sequence& sequence, std::int64_t first,
+       std::int64_t head)
+      : strides_(spec), dtype_(spec.dtype), base_(strides_.at(sequence.index, first, head)) {}
+
+  void load(const void* data, std::int64_t row, std::int64_t d, double* to) const {
+    for (std::int64_t e = 0; e < d; ++e) to[e] = core::load_element(data, dtype_, at(row, e));
+  }
+  void store(void* data, std::int64_t row, std::int64_t d, const double* from) const {
+    for (std::int64_t e = 0; e < d; ++e) core::store_element(data, dtype_, at(row, e), from[e]);
+  }
+
+ private:
+  std::int64_t at(std::int64_t row, std::int64_t e) const {
+    return base_ + row * strides_.row + e * strides_.dim;
+  }
+
+  core::RowStrides strides_;
+  DType dtype_;
+  std::int64_t base_;
+};
+
+double dot(const double* a, const double* b, std::int64_t d) {
+  double sums[4] = {};
+  std::int64_t e = 0;
+  for (; e + 4 <= d; e += 4) {
+    for (std::int64_t lane = 0; lane < 4; ++lane) sums[lane] += a[e + lane] * b[e + lane];
+  }
+  for (; e < d; ++e) sums[0] += a[e] * b[e];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+void add_scaled(double* to, double factor, const double* from, std::int64_t d) {
+  for (std::int64_t e = 0; e < d; ++e) to[e] += factor * from[e];
+}
+
+/// From q.k to the score, and the derivative of that step.
+class ScoreRule {
+ public:
+  ScoreRule(const core::Resolved& resolved, const ConstTensor& slopes, std::int64_t sequence,
+            std::int64_t head)
+      : scale_(resolved.scale), cap_(resolved.problem.options.score.softcap) {
+    if (!slopes.present()) return;
+    const std::int64_t at = slopes.rank == 1
+                                ? head * slopes.stride[0]
+                                : sequence * slopes.stride[0] + head * slopes.stride[1];
+    slope_ = core::load_element(slopes.data, slopes.dtype, at);
+    has_slope_ = true;
+  }
+
+  struct Value {
+    double score;
+    double slope;  ///< of the score by the scaled product
+  };
+
+  Value operator()(double product, std::int64_t distance) const {
+    Value value{scale_ * product, 1.0};
+    if (cap_ > 0.0) {
+      const double t = std::tanh(value.score / cap_);
+      value = {cap_ * t, 1.0 - t * t};
+    }
+    if (has_slope_) value.score -= slope_ * std::abs(static_cast<double>(distance));
+    return value;
+  }
+
+  double scale() const { return scale_; }
+
+ private:
+  double scale_;
+  double cap_;
+  double slope_ = 0.0;
+  bool has_slope_ = false;
+};
+
+void load_keys_and_values(const core::Geometry& g, const ConstTensor& k, const ConstTensor& v,
+                          const core::Sequence& sequence, std::int64_t head_k, const Scratch& x) {
+  const Rows k_rows(k, sequence, sequence.first_k, head_k);
+  const Rows v_rows(v, sequence, sequence.first_k, head_k);
+  for (std::int64_t j = 0; j < sequence.len_k; ++j) {
+    k_rows.load(k.data, j, g.d_qk, x.keys + j * g.d_qk);
+    v_rows.load(v.data, j, g.d_v, x.values + j * g.d_v);
+  }
+}
+
+/// The softmax of a row whose scores are in x.scores: O to x.v_sum, the LSE returned. Two passes over
+/// the visible keys, the second with the true maximum.
+double attend_row(const core::Geometry& g, const Visibility& visible, std::int64_t i,
+                  std::int64_t len_k, const Scratch& x) {
+  std::fill_n(x.v_sum, g.d_v, 0.0);
+  double maximum = -std::numeric_limits<double>::infinity();
+  bool any = false;
+  for (std::int64_t j = 0; j < len_k; ++j) {
+    if (!visible.sees(i, j)) continue;
+    any = true;
+    // A NaN score stays the maximum: comparisons with it are false.
+    if (!(x.scores[j] <= maximum) && !std::isnan(maximum)) maximum = x.scores[j];
+  }
+  if (!any) return -std::numeric_limits<double>::infinity();
+  double sum = 0.0;
+  for (std::int64_t first = 0; first < len_k; first += kRun) {
+    double part = 0.0;
+    std::fill_n(x.v_part, g.d_v, 0.0);
+    for (std::int64_t j = first; j < std::min(first + kRun, len_k); ++j) {
+      if (!visible.sees(i, j)) continue;
+      const double weight = std::exp(x.scores[j] - maximum);
+      part += weight;
+      add_scaled(x.v_part, weight, x.values + j * g.d_v, g.d_v);
+    }
+    sum += part;
+    add_scaled(x.v_sum, 1.0, x.v_part, g.d_v);
+  }
+  for (std::int64_t e = 0; e < g.d_v; ++e) x.v_sum[e] /= sum;
+  return maximum + std::log(sum);
+}
+
+std::int64_t lse_at(const TensorSpec& spec, const core::Sequence& sequence, std::int64_t head,
+                    std::int64_t i) {
+  return core::LseStrides(spec).at(sequence.index, head, sequence.first_q + i);
+}
+
+}  // namespace
+
+std::size_t scratch_doubles(const core::Geometry& g, Pass pass, std::int64_t max_len_k) {
+  const std::int64_t copies = pass == Pass::backward ? 2 : 1;
+  const std::int64_t d = saturating_add(g.d_qk, g.d_v);
+  const std::int64_t per_key = saturating_add(saturating_mul(copies, d), 1);
+  const std::int64_t rows = saturating_add(2 * g.d_qk, 3 * g.d_v);
+  return static_cast<std::size_t>(saturating_add(saturating_mul(per_key, max_len_k), rows));
+}
+
+Scratch carve(double* memory, const core::Geometry& g, Pass pass, std::int64_t max_len_k) {
+  const auto take = [&memory](std::int64_t count) {
+    double* const from = memory;
+    memory += count;
+    return from;
+  };
+  Scratch x{};
+  x.keys = take(max_len_k * g.d_qk);
+  x.values = take(max_len_k * g.d_v);
+  if (pass == Pass::backward) {
+    x.dk = take(max_len_k * g.d_qk);
+    x.dv = take(max_len_k * g.d_v);
+  }
+  x.scores = take(max_len_k);
+  x.qk_row = take(g.d_qk);
+  x.qk_sum = take(g.d_qk);
+  x.v_row = take(g.d_v);
+  x.v_sum = take(g.d_v);
+  x.v_part = take(g.d_v);
+  return x;
+}
+
+void forward(const core::Resolved& resolved, const ForwardTensors& t,
+             const core::Sequence& sequence, std::int64_t head_k, const Scratch& x,
+             const RowsDone& done) {
+  const core::Geometry& g = resolved.geometry;
+  const Visibility visible(resolved.problem.options.mask, sequence.len_q, sequence.len_k);
+  load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
+  for (std::int64_t head = head_k * g.group; head < (head_k + 1) * g.group; ++head) {
+    const ScoreRule rule(resolved, t.alibi_slopes, sequence.index, head);
+    const Rows q_rows(t.q, sequence, sequence.first_q, head);
+    const Rows o_rows(t.o, sequence, sequence.first_q, head);
+    for (std::int64_t i = 0; i < sequence.len_q; ++i) {
+      q_rows.load(t.q.data, i, g.d_qk, x.qk_row);
+      for (std::int64_t j = 0; j < sequence.len_k; ++j) {
+        if (!visible.sees(i, j)) continue;
+        const double product = dot(x.qk_row, x.keys + j * g.d_qk, g.d_qk);
+        x.scores[j] = rule(product, visible.distance(i, j)).score;
+      }
+      const double lse = attend_row(g, visible, i, sequence.len_k, x);
+      o_rows.store(t.o.data, i, g.d_v, x.v_sum);
+      if (t.lse.present()) {
+        core::store_element(t.lse.data, t.lse.dtype, lse_at(t.lse, sequence, head, i), lse);
+      }
+      done();
+    }
+  }
+}
+
+void backward(const core::Resolved& resolved, const BackwardTensors& t,
+              const core::Sequence& sequence, std::int64_t head_k, const Scratch& x,
+              const RowsDone& done) {
+  const core::Geometry& g = resolved.geometry;
+  const Visibility visible(resolved.problem.options.mask, sequence.len_q, sequence.len_k);
+  load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
+  std::fill_n(x.dk, sequence.len_k * g.d_qk, 0.0);
+  std::fill_n(x.dv, sequence.len_k * g.d_v, 0.0);
+  for (std::int64_t head = head_k * g.group; head < (head_k + 1) * g.group; ++head) {
+    const ScoreRule rule(resolved, t.alibi_slopes, sequence.index, head);
+    const Rows q_rows(t.q, sequence, sequence.first_q, head);
+    const Rows o_rows(t.o, sequence, sequence.first_q, head);
+    const Rows d_o_rows(t.d_o, sequence, sequence.first_q, head);
+    const Rows dq_rows(t.dq, sequence, sequence.first_q, head);
+    for (std::int64_t i = 0; i < sequence.len_q; ++i) {
+      q_rows.load(t.q.data, i, g.d_qk, x.qk_row);
+      o_rows.load(t.o.data, i, g.d_v, x.v_sum);
+      d_o_rows.load(t.d_o.data, i, g.d_v, x.v_row);
+      const double lse =
+          core::load_element(t.lse.data, t.lse.dtype, lse_at(t.lse, sequence, head, i));
+      double d_row = dot(x.v_row, x.v_sum, g.d_v);  // D = rowsum(dO * O) - dLSE
+      if (t.d_lse.present()) {
+        d_row -= core::load_element(t.d_lse.data, t.d_lse.dtype,
+                                    lse_at(t.d_lse, sequence, head, i));
+      }
+      std::fill_n(x.qk_sum, g.d_qk, 0.0);
+      for (std::int64_t j = 0; j < sequence.len_k; ++j) {
+        if (!visible.sees(i, j)) continue;
+        const double* const key = x.keys + j * g.d_qk;
+        const auto [score, slope] =
+            rule(dot(x.qk_row, key, g.d_qk), visible.distance(i, j));
+        const double p = std::exp(score - lse);
+        const double dp = dot(x.v_row, x.values + j * g.d_v, g.d_v);
+        const double ds = p * (dp - d_row) * slope * rule.scale();
+        add_scaled(x.qk_sum, ds, key, g.d_qk);
+        add_scaled(x.dk + j * g.d_qk, ds, x.qk_row, g.d_qk);
+        add_scaled(x.dv + j * g.d_v, p, x.v_row, g.d_v);
+      }
+      dq_rows.store(t.dq.data, i, g.d_qk, x.qk_sum);
+      done();
+    }
+  }
+  const Rows dk_rows(t.dk, sequence, sequence.first_k, head_k);
+  const Rows dv_rows(t.dv, sequence, sequence.first_k, head_k);
+  for (std::int64_t j = 0; j < sequence.len_k; ++j) {
+    dk_rows.store(t.dk.data, j, g.d_qk, x.dk + j * g.d_qk);
+    dv_rows.store(t.dv.data, j, g.d_v, x.dv + j * g.d_v);
+  }
+}
+
+}  // namespace abacist::reference

@@ -1,0 +1,200 @@
+// The oracle as an implementation among others: its plan and its threads. The mathematics is in
+// attention.cpp.
+#include "reference/reference.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "cpu/parallel.hpp"
+#include "reference/attention.hpp"
+#include "reference/saturate.hpp"
+#include "reference/visibility.hpp"
+
+namespace abacist::reference {
+namespace {
+
+/// What the plan chose: where the workers' doubles lie in the workspace.
+struct Choices {
+  int workers = 1;
+  std::size_t doubles_per_worker = 0;
+  std::int64_t max_len_k = 0;
+};
+
+constexpr std::size_t kAlignedDoubles = kWorkspaceAlignment / sizeof(double);
+constexpr std::int64_t kCountedRows = std::int64_t{1} << 16;  // a plan stays below a millisecond
+
+/// Pairs that see each other: counted row by row, or the product of the lengths where that would take
+/// long or the lengths are data.
+Figure visible_pairs(const core::Resolved& resolved) {
+  const core::Geometry& g = resolved.geometry;
+  if (g.varlen) {
+    const std::int64_t keys = std::min(g.s_k, g.total_k);
+    return {saturating_mul(saturating_mul(g.total_q, keys), g.h_q), false};
+  }
+  const std::int64_t heads = saturating_mul(g.b, g.h_q);
+  if (g.s_q > kCountedRows) {
+    return {saturating_mul(saturating_mul(g.s_q, g.s_k), heads), false};
+  }
+  const Visibility visible(resolved.problem.options.mask, g.s_q, g.s_k);
+  std::int64_t pairs = 0;
+  for (std::int64_t i = 0; i < g.s_q; ++i) pairs = saturating_add(pairs, visible.count(i));
+  return {saturating_mul(pairs, heads), true};
+}
+
+/// Bytes of one operand's elements.
+std::int64_t bytes_of(const TensorSpec& spec) {
+  std::int64_t bytes = spec.present() ? size_of(spec.dtype) : 0;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
+    bytes = saturating_mul(bytes, spec.shape[axis]);
+  }
+  return bytes;
+}
+
+std::int64_t operand_bytes(const Operands& x) {
+  std::int64_t bytes = 0;
+  for (const TensorSpec* spec : {&x.q, &x.k, &x.v, &x.o, &x.lse, &x.d_o, &x.d_lse, &x.dq, &x.dk,
+                                 &x.dv, &x.alibi_slopes, &x.cu_seqlens_q, &x.cu_seqlens_k}) {
+    bytes = saturating_add(bytes, bytes_of(*spec));
+  }
+  return bytes;
+}
+
+void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
+  const core::Geometry& g = resolved.geometry;
+  const bool backward = resolved.problem.pass == Pass::backward;
+  info.visible_pairs = visible_pairs(resolved);
+  const std::int64_t per_pair = backward
+                                    ? saturating_add(saturating_mul(6, g.d_qk), saturating_mul(4, g.d_v))
+                                    : saturating_mul(2, saturating_add(g.d_qk, g.d_v));
+  info.flops = {saturating_mul(info.visible_pairs.value, per_pair), info.visible_pairs.exact};
+  // K and V are read once for their whole group, and every other operand once.
+  const std::int64_t operands = operand_bytes(resolved.problem.operands);
+  info.slow_memory_bytes = {operands, !g.varlen};
+  // Scores and probabilities in float, each written and read once; backward also dP and dS.
+  const std::int64_t keys = g.varlen ? std::min(g.s_k, g.total_k) : g.s_k;
+  const std::int64_t matrix =
+      saturating_mul(saturating_mul(saturating_mul(g.total_q, keys), g.h_q), sizeof(float));
+  info.standard_memory_bytes = {saturating_add(operands, saturating_mul(backward ? 8 : 4, matrix)),
+                                !g.varlen};
+}
+
+Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
+  if (options.backend != Backend::reference) {
+    return Error{ErrorCode::unsupported, "", "runs only when asked for (Backend::reference)"};
+  }
+  if (resolved.problem.operands.q.device.type != DeviceType::cpu) {
+    return Error{ErrorCode::unsupported, "", "computes on the host; the tensors are elsewhere"};
+  }
+  const core::Geometry& g = resolved.geometry;
+  const std::int64_t items = saturating_mul(g.b, g.h_k);
+  const int threads = options.threads > 0 ? options.threads : cpu::default_threads();
+  Choices choices;
+  choices.workers = static_cast<int>(std::clamp<std::int64_t>(items, 1, threads));
+  choices.max_len_k = g.varlen ? std::min(g.s_k, g.total_k) : g.s_k;
+  const bool empty = items == 0 || (g.total_q == 0 && g.total_k == 0);
+  if (!empty) {
+    const std::size_t doubles = scratch_doubles(g, resolved.problem.pass, choices.max_len_k);
+    choices.doubles_per_worker = (doubles + kAlignedDoubles - 1) / kAlignedDoubles * kAlignedDoubles;
+  }
+  core::Draft draft;
+  draft.info.kernel = "reference";
+  draft.info.rows = 1;
+  draft.info.keys = static_cast<int>(std::min<std::int64_t>(choices.max_len_k, INT32_MAX));
+  draft.info.work_items = items;
+  draft.info.threads = choices.workers;
+  constexpr std::int64_t kDouble = sizeof(double);
+  const std::int64_t scratch =
+      saturating_mul(static_cast<std::int64_t>(choices.doubles_per_worker), kDouble);
+  draft.info.scratch_bytes_per_thread = static_cast<std::size_t>(scratch);
+  draft.info.workspace_bytes = static_cast<std::size_t>(saturating_mul(scratch, choices.workers));
+  fill_figures(resolved, draft.info);
+  draft.choices = std::make_shared<Choices>(choices);
+  return draft;
+}
+
+/// Reports the share of query rows done, at most about a hundred times, one call at a time.
+class Progress {
+ public:
+  Progress(const RunOptions& options, std::int64_t rows)
+      : options_(options), rows_(rows), step_(std::max<std::int64_t>(rows / 100, 1)) {}
+
+  RowsDone hook() {
+    if (options_.progress == nullptr) return {};
+    return {[](void* self) { static_cast<Progress*>(self)->row_done(); }, this};
+  }
+
+ private:
+  void row_done() {
+    const std::int64_t done = ++done_;
+    if (done % step_ != 0 && done != rows_) return;
+    const std::lock_guard lock(mutex_);
+    const double share = static_cast<double>(done) / static_cast<double>(rows_);
+    if (share <= reported_) return;
+    reported_ = share;
+    options_.progress(share, options_.progress_context);
+  }
+
+  const RunOptions& options_;
+  std::int64_t rows_;
+  std::int64_t step_;
+  std::atomic<std::int64_t> done_ = 0;
+  std::mutex mutex_;
+  double reported_ = 0.0;
+};
+
+/// Query rows of all heads that a run visits.
+std::int64_t visited_rows(const core::Geometry& g, const ConstTensor& cu_q) {
+  const std::int64_t rows =
+      g.varlen ? static_cast<const std::int32_t*>(cu_q.data)[g.b] : g.b * g.s_q;
+  return rows * g.h_q;
+}
+
+/// Each item (sequence, key/value head) is one worker's alone, so threads never change a bit.
+template <class Call, class Body>
+Status run(const Call& call, const Body& body) {
+  const core::Geometry& g = call.resolved.geometry;
+  const auto& choices = *static_cast<const Choices*>(call.draft.choices.get());
+  if (choices.doubles_per_worker == 0) return {};  // no row to write
+  const ConstTensor& cu_q = call.tensors.cu_seqlens_q;
+  const ConstTensor& cu_k = call.tensors.cu_seqlens_k;
+  Progress progress(call.options, visited_rows(g, cu_q));
+  const RowsDone done = progress.hook();
+  const std::int64_t items = g.b * g.h_k;
+  std::atomic<std::int64_t> next = 0;
+  cpu::parallel_for(choices.workers, [&](int worker) {
+    double* const memory = static_cast<double*>(call.options.workspace.data) +
+                           static_cast<std::size_t>(worker) * choices.doubles_per_worker;
+    const Scratch scratch = carve(memory, g, call.resolved.problem.pass, choices.max_len_k);
+    for (std::int64_t item = next++; item < items; item = next++) {
+      const auto sequence =
+          core::sequence_at(g, static_cast<const std::int32_t*>(cu_q.data),
+                            static_cast<const std::int32_t*>(cu_k.data), item / g.h_k);
+      body(sequence, item % g.h_k, scratch, done);
+    }
+  });
+  return {};
+}
+
+Status run_forward(const core::ForwardCall& call) {
+  const core::Geometry& g = call.resolved.geometry;
+  if (g.total_q == 0 || g.h_q == 0) return {};  // no output; keys alone may be beyond counting
+  return run(call, [&](const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
+                       const RowsDone& done) {
+    forward(call.resolved, call.tensors, sequence, head_k, scratch, done);
+  });
+}
+
+Status run_backward(const core::BackwardCall& call) {
+  return run(call, [&](const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
+                       const RowsDone& done) {
+    backward(call.resolved, call.tensors, sequence, head_k, scratch, done);
+  });
+}
+
+}  // namespace
+
+const core::Implementation kImplementation = {"reference", Backend::reference, &plan, &run_forward,
+                                              &run_backward};
+
+}  // namespace abacist::reference
