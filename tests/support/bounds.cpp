@@ -1,0 +1,205 @@
+#include "support/bounds.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <sstream>
+
+namespace abacist::testing {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// With ABACIST_TEST_RATIOS set, prints at exit how close each kind of tensor came to its bound.
+class RatioLog {
+ public:
+  static RatioLog& instance() {
+    static RatioLog log;
+    return log;
+  }
+  void note(const std::string& what, double ratio) {
+    if (on_) worst_[what] = std::max(worst_[what], ratio);
+  }
+  ~RatioLog() {
+    for (const auto& [what, ratio] : worst_) std::printf("ratio %-24s %.3f\n", what.c_str(), ratio);
+  }
+
+ private:
+  bool on_ = std::getenv("ABACIST_TEST_RATIOS") != nullptr;
+  std::map<std::string, double> worst_;
+};
+
+std::string index_text(const TensorSpec& spec, std::size_t flat) {
+  std::string text;
+  auto rest = static_cast<std::int64_t>(flat);
+  for (auto a = static_cast<std::size_t>(spec.rank); a-- > 0;) {
+    text = std::to_string(rest % spec.shape[a]) + (text.empty() ? "" : ", ") + text;
+    rest /= spec.shape[a];
+  }
+  return "[" + text + "]";
+}
+
+/// |a - b| / bound; infinite where one is not finite and the other not the same.
+double error_ratio(double actual, double reference, double bound) {
+  if (std::isnan(reference)) return std::isnan(actual) ? 0.0 : kInfinity;
+  if (std::isinf(reference)) return actual == reference ? 0.0 : kInfinity;
+  if (!std::isfinite(actual) || !std::isfinite(bound)) return kInfinity;
+  const double error = std::fabs(actual - reference);
+  return error == 0.0 ? 0.0 : error / bound;
+}
+
+struct Errors {
+  double largest = 0.0;
+  double mean = 0.0;
+  double rms = 0.0;
+};
+
+/// Over the elements whose reference is finite.
+Errors errors_of(const std::vector<double>& actual, const std::vector<double>& reference) {
+  Errors e;
+  double squares = 0.0;
+  double count = 0.0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    if (!std::isfinite(reference[i])) continue;
+    const double error = actual[i] - reference[i];
+    e.largest = std::isnan(error) ? kInfinity : std::max(e.largest, std::fabs(error));
+    e.mean += error;
+    squares += error * error;
+    count += 1.0;
+  }
+  if (count > 0.0) {
+    e.mean /= count;
+    e.rms = std::sqrt(squares / count);
+  }
+  return e;
+}
+
+double largest_of(const std::vector<double>& values) {
+  double largest = 0.0;
+  for (const double value : values) {
+    if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
+  }
+  return largest;
+}
+
+double product_of_all_but_last(const TensorSpec& spec) {
+  double rows = 1.0;
+  for (std::size_t a = 0; a + 1 < static_cast<std::size_t>(spec.rank); ++a) {
+    rows *= static_cast<double>(spec.shape[a]);
+  }
+  return rows;
+}
+
+void check_tensor(const std::string& name, const Case& c, const Buffer& actual,
+                  const Buffer& reference, const std::vector<double>& plain, std::int64_t terms,
+                  const std::string& who) {
+  const std::vector<double> x = actual.values();
+  const std::vector<double> ref = reference.values();
+  const Errors plain_errors = errors_of(plain, ref);
+  const double largest = largest_of(ref);
+  const double u = unit_roundoff(c.dtype);
+  const double growth = c.dtype == DType::f32 ? std::sqrt(static_cast<double>(terms)) : 1.0;
+  // The smallest float: results that underflow are no errors.
+  const double bound = 2.0 * plain_errors.largest + 2.0 * u * growth * largest + 0x1p-126;
+  const std::string label = std::string(to_string(c.dtype)) + " " + name;
+  check_within(label, actual.spec(), x, ref, bound, who + "\n  " + c.text());
+
+  const double rows = product_of_all_but_last(actual.spec());
+  const double mean_bound = 2.0 * std::fabs(plain_errors.mean) +
+                            6.0 * plain_errors.rms / std::sqrt(rows) +
+                            4.0 * kFloatRoundoff * largest + 0x1p-126;
+  const double mean = errors_of(x, ref).mean;
+  RatioLog::instance().note(label + " mean", std::fabs(mean) / mean_bound);
+  EXPECT_LE(std::fabs(mean), mean_bound) << who << ": bias of " << label << ", plain's is "
+                                         << plain_errors.mean << "\n  " << c.text();
+}
+
+/// Rows that see no key are exactly 0 (or what `expected_zero` selects).
+void check_empty_rows(const Case& c, const Buffer& rows, const Buffer& lse, const char* name,
+                      const std::string& who) {
+  rows.for_each([&](const auto& i, std::int64_t) {
+    const double row_lse = c.varlen() ? lse.at({i[1], i[0]}) : lse.at({i[0], i[2], i[1]});
+    if (row_lse != -kInfinity) return;
+    const double value = rows.at(i);
+    if (value != 0.0) {
+      ADD_FAILURE() << who << ": " << name << " of a row without visible keys is " << value
+                    << "\n  " << c.text();
+    }
+  });
+}
+
+}  // namespace
+
+Expected::Expected(const Instance& instance, bool with_gradients)
+    : oracle(instance.reference_forward()),
+      oracle_gradients(with_gradients ? instance.reference_backward(oracle) : Gradients{}),
+      plain(compute_plain(instance, with_gradients)) {}
+
+void check_within(const std::string& name, const TensorSpec& spec,
+                  const std::vector<double>& actual, const std::vector<double>& reference,
+                  const std::vector<double>& bound, const std::string& who) {
+  ASSERT_EQ(actual.size(), reference.size()) << who << ": " << name;
+  double worst = 0.0;
+  std::size_t where = 0;
+  std::size_t violations = 0;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    const double ratio = error_ratio(actual[i], reference[i], bound[i]);
+    if (ratio > 1.0) ++violations;
+    if (ratio > worst) {
+      worst = ratio;
+      where = i;
+    }
+  }
+  RatioLog::instance().note(name, worst);
+  if (violations == 0) return;
+  std::ostringstream text;
+  text.precision(9);
+  text << who << ": " << name << " is off at " << violations << " of " << actual.size()
+       << " elements, worst at " << index_text(spec, where) << ": is " << actual[where]
+       << ", must be " << reference[where] << ", bound " << bound[where] << ", ratio to bound "
+       << worst;
+  ADD_FAILURE() << text.str();
+}
+
+void check_within(const std::string& name, const TensorSpec& spec,
+                  const std::vector<double>& actual, const std::vector<double>& reference,
+                  double bound, const std::string& who) {
+  check_within(name, spec, actual, reference, std::vector<double>(actual.size(), bound), who);
+}
+
+void check_forward(const Instance& instance, const Results& actual, const Expected& expected,
+                   const std::string& who) {
+  const Case& c = instance.c;
+  const std::int64_t keys = c.varlen() ? c.options.max_lengths.s_k : c.s_k;
+  check_tensor("o", c, actual.o, expected.oracle.o, expected.plain.o, c.d_qk + keys, who);
+  check_empty_rows(c, actual.o, expected.oracle.lse, "o", who);
+  const std::vector<double> ref = expected.oracle.lse.values();
+  std::vector<double> bound(ref.size());
+  for (std::size_t i = 0; i < ref.size(); ++i) {
+    bound[i] = 4.0 * kFloatRoundoff * expected.plain.score_size[i];
+  }
+  check_within(std::string(to_string(c.dtype)) + " lse", actual.lse.spec(), actual.lse.values(), ref,
+               bound, who + "\n  " + c.text());
+}
+
+void check_backward(const Instance& instance, const Gradients& actual, const Expected& expected,
+                    const std::string& who) {
+  const Case& c = instance.c;
+  const std::int64_t keys = c.varlen() ? c.options.max_lengths.s_k : c.s_k;
+  const std::int64_t rows = (c.varlen() ? c.options.max_lengths.s_q : c.s_q) * c.group;
+  const std::int64_t column_terms = c.d_qk + c.d_v + rows;
+  check_tensor("dq", c, actual.dq, expected.oracle_gradients.dq, expected.plain.dq,
+               c.d_qk + c.d_v + keys, who);
+  check_tensor("dk", c, actual.dk, expected.oracle_gradients.dk, expected.plain.dk, column_terms,
+               who);
+  check_tensor("dv", c, actual.dv, expected.oracle_gradients.dv, expected.plain.dv, column_terms,
+               who);
+  check_empty_rows(c, actual.dq, expected.oracle.lse, "dq", who);
+}
+
+}  // namespace abacist::testing

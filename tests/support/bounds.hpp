@@ -1,0 +1,75 @@
+// The error bounds, in one place (docs/design.md, "Accuracy").
+//
+// u is the unit roundoff: 2^-24 (f32), 2^-11 (f16), 2^-8 (bf16). ref is the float64 oracle's tensor, and
+// E the largest error of the plain version (support/plain.hpp) against the same oracle.
+//
+//   f16, bf16   |x - ref| <= 2 E + 2 u max|ref|
+//     E is what the type itself costs on this very data; twice it leaves room for another order of the
+//     same roundings (P rounded before instead of after the division by its sum), the second term for
+//     rows on which the plain version happens to be exact.
+//
+//   f32         |x - ref| <= 2 E + 2 u sqrt(n) max|ref|
+//     n is the number of terms behind an element: d_qk + s_k for O and dQ, d_qk + d_v + group s_q for dK
+//     and dV. Rounding errors of a sum of n terms grow like u sqrt(n); E brings in the conditioning
+//     (scores of size S carry errors u S sqrt(d), which the softmax passes on as relative errors).
+//
+//   LSE         |x - ref| <= 4 u32 (S + |ref|), row by row
+//     S is the largest sum of |scale q_e k_e| + |bias| over the row's visible keys: LSE is a mean of the
+//     scores plus a logarithm, so its error is a mean of theirs, and storing it costs u32 |ref|.
+//
+//   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32 max|ref|
+//     Unbiased roundings average out over rows (the errors within one row share P and are correlated).
+//     A bias does not: a truncating store is off by u/2 on average and fails this first.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support/case.hpp"
+#include "support/plain.hpp"
+
+namespace abacist::testing {
+
+inline constexpr double kFloatRoundoff = 0x1p-24;
+
+constexpr double unit_roundoff(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    case DType::f64:
+      return 0x1p-53;
+    case DType::f32:
+    case DType::i32:
+      break;
+  }
+  return kFloatRoundoff;
+}
+
+/// What a case must give: computed once, compared with every backend and instruction set.
+struct Expected {
+  Expected(const Instance& instance, bool with_gradients);
+
+  Results oracle;
+  Gradients oracle_gradients;
+  Plain plain;
+};
+
+/// Compares as the bounds above say; each violation is a test failure that names the worst index, both
+/// values and the ratio to the bound. Rows with LSE = -inf must be exactly 0.
+void check_forward(const Instance& instance, const Results& actual, const Expected& expected,
+                   const std::string& who);
+void check_backward(const Instance& instance, const Gradients& actual, const Expected& expected,
+                    const std::string& who);
+
+/// One array against another, element by element, |actual - reference| <= bound. NaN and infinities of
+/// the reference must be met exactly.
+void check_within(const std::string& name, const TensorSpec& spec,
+                  const std::vector<double>& actual, const std::vector<double>& reference,
+                  const std::vector<double>& bound, const std::string& who);
+void check_within(const std::string& name, const TensorSpec& spec,
+                  const std::vector<double>& actual, const std::vector<double>& reference,
+                  double bound, const std::string& who);
+
+}  // namespace abacist::testing

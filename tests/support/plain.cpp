@@ -1,0 +1,231 @@
+#include "support/plain.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/numeric.hpp"
+#include "reference/visibility.hpp"
+
+namespace abacist::testing {
+namespace {
+
+using Floats = std::vector<float>;
+
+float rounded(float value, DType dtype) {
+  if (dtype == DType::bf16) return core::bf16_to_float(core::float_to_bf16(value));
+  if (dtype == DType::f16) return core::f16_to_float(core::float_to_f16(value));
+  return value;
+}
+
+Floats floats(const Buffer& buffer) {
+  Floats all;
+  for (const double value : buffer.values()) all.push_back(static_cast<float>(value));
+  return all;
+}
+
+std::vector<double> rounded(const Floats& values, DType dtype) {
+  std::vector<double> all;
+  all.reserve(values.size());
+  for (const float value : values) all.push_back(rounded(value, dtype));
+  return all;
+}
+
+constexpr std::int64_t kLanes = 8;
+
+float dot(const float* a, const float* b, std::int64_t d) {
+  float sums[kLanes] = {};
+  std::int64_t e = 0;
+  for (; e + kLanes <= d; e += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[e + lane] * b[e + lane];
+  }
+  for (; e < d; ++e) sums[0] += a[e] * b[e];
+  float total = 0.0f;
+  for (const float s : sums) total += s;
+  return total;
+}
+
+float absolute_dot(const float* a, const float* b, std::int64_t d) {
+  float sums[kLanes] = {};
+  std::int64_t e = 0;
+  for (; e + kLanes <= d; e += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += std::fabs(a[e + lane] * b[e + lane]);
+    }
+  }
+  for (; e < d; ++e) sums[0] += std::fabs(a[e] * b[e]);
+  float total = 0.0f;
+  for (const float s : sums) total += s;
+  return total;
+}
+
+void add_scaled(float* to, float factor, const float* from, std::int64_t d) {
+  for (std::int64_t e = 0; e < d; ++e) to[e] += factor * from[e];
+}
+
+/// Row-major arrays of one case and its loops.
+class PlainRun {
+ public:
+  PlainRun(const Instance& instance, bool with_gradients)
+      : x_(instance),
+        c_(instance.c),
+        backward_(with_gradients),
+        scale_(static_cast<float>(
+            c_.options.score.scale.value_or(1.0 / std::sqrt(static_cast<double>(c_.d_qk))))),
+        cap_(static_cast<float>(c_.options.score.softcap)),
+        q_(floats(x_.q)),
+        k_(floats(x_.k)),
+        v_(floats(x_.v)),
+        slopes_(floats(x_.slopes)) {
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    o_.assign(static_cast<std::size_t>(c_.total_q() * c_.h_q() * c_.d_v), kNan);
+    lse_.assign(static_cast<std::size_t>(c_.total_q() * c_.h_q()), kNan);
+    size_.assign(lse_.size(), 0.0);
+    if (!backward_) return;
+    d_o_ = floats(x_.d_o);
+    d_lse_ = floats(x_.d_lse);
+    dq_.assign(q_.size(), 0.0f);
+    dk_.assign(k_.size(), 0.0f);
+    dv_.assign(v_.size(), 0.0f);
+  }
+
+  Plain run() {
+    const std::int64_t sequences =
+        c_.varlen() ? static_cast<std::int64_t>(c_.lens_q.size()) : c_.b;
+    std::int64_t first_q = 0;
+    std::int64_t first_k = 0;
+    for (std::int64_t n = 0; n < sequences; ++n) {
+      const auto at = static_cast<std::size_t>(n);
+      const std::int64_t len_q = c_.varlen() ? c_.lens_q[at] : c_.s_q;
+      const std::int64_t len_k = c_.varlen() ? c_.lens_k[at] : c_.s_k;
+      for (std::int64_t head = 0; head < c_.h_q(); ++head) {
+        sequence_head(n, head, first_q, first_k, len_q, len_k);
+      }
+      first_q += len_q;
+      first_k += len_k;
+    }
+    Plain result;
+    result.o = rounded(o_, c_.o_dtype);
+    result.lse = rounded(lse_, DType::f32);
+    result.score_size = size_;
+    if (backward_) {
+      result.dq = rounded(dq_, c_.grad_dtype);
+      result.dk = rounded(dk_, c_.grad_dtype);
+      result.dv = rounded(dv_, c_.grad_dtype);
+    }
+    return result;
+  }
+
+ private:
+  struct Score {
+    float value;
+    float slope;
+  };
+
+  Score score(const float* q, const float* k, float slope, std::int64_t distance) const {
+    Score s{scale_ * dot(q, k, c_.d_qk), 1.0f};
+    if (cap_ > 0.0f) {
+      const float t = std::tanh(s.value / cap_);
+      s = {cap_ * t, 1.0f - t * t};
+    }
+    s.value -= slope * std::fabs(static_cast<float>(distance));
+    return s;
+  }
+
+  void sequence_head(std::int64_t n, std::int64_t head, std::int64_t first_q,
+                     std::int64_t first_k, std::int64_t len_q, std::int64_t len_k) {
+    const reference::Visibility visible(c_.options.mask, len_q, len_k);
+    float slope = 0.0f;
+    if (c_.alibi_rank > 0) {
+      slope = slopes_[static_cast<std::size_t>((c_.alibi_rank == 2 ? n * c_.h_q() : 0) + head)];
+    }
+    const std::int64_t head_k = head / c_.group;
+    std::vector<Score> scores(static_cast<std::size_t>(len_k));
+    for (std::int64_t i = 0; i < len_q; ++i) {
+      const float* const q = q_.data() + ((first_q + i) * c_.h_q() + head) * c_.d_qk;
+      const auto lse_at = static_cast<std::size_t>(
+          c_.varlen() ? head * c_.total_q() + first_q + i : (n * c_.h_q() + head) * len_q + i);
+      float maximum = -std::numeric_limits<float>::infinity();
+      double size = 0.0;
+      for (std::int64_t j = 0; j < len_k; ++j) {
+        if (!visible.sees(i, j)) continue;
+        const float* const k = key(first_k + j, head_k);
+        const std::int64_t distance = visible.distance(i, j);
+        Score& s = scores[static_cast<std::size_t>(j)];
+        s = score(q, k, slope, distance);
+        maximum = std::max(maximum, s.value);
+        const float bias = slope * std::fabs(static_cast<float>(distance));
+        size = std::max(
+            size, static_cast<double>(std::fabs(scale_) * absolute_dot(q, k, c_.d_qk) + bias));
+      }
+      softmax_row(visible, i, len_k, scores, maximum, first_q + i, first_k, head, lse_at);
+      size_[lse_at] = size + (std::isinf(lse_[lse_at]) ? 0.0 : std::fabs(lse_[lse_at]));
+      if (backward_ && !std::isinf(maximum)) {
+        backward_row(visible, i, len_k, scores, first_q + i, first_k, head, lse_at);
+      }
+    }
+  }
+
+  void softmax_row(const reference::Visibility& visible, std::int64_t i, std::int64_t len_k,
+                   const std::vector<Score>& scores, float maximum, std::int64_t row,
+                   std::int64_t first_k, std::int64_t head, std::size_t lse_at) {
+    float* const o = o_.data() + (row * c_.h_q() + head) * c_.d_v;
+    std::fill_n(o, c_.d_v, 0.0f);
+    float sum = 0.0f;
+    for (std::int64_t j = 0; j < len_k; ++j) {
+      if (visible.sees(i, j)) sum += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
+    }
+    lse_[lse_at] = sum > 0.0f ? maximum + std::log(sum) : maximum;
+    for (std::int64_t j = 0; j < len_k; ++j) {
+      if (!visible.sees(i, j)) continue;
+      const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
+      add_scaled(o, rounded(p, c_.dtype), value(first_k + j, head / c_.group), c_.d_v);
+    }
+  }
+
+  void backward_row(const reference::Visibility& visible, std::int64_t i, std::int64_t len_k,
+                    const std::vector<Score>& scores, std::int64_t row, std::int64_t first_k,
+                    std::int64_t head, std::size_t lse_at) {
+    const float* const q = q_.data() + (row * c_.h_q() + head) * c_.d_qk;
+    const float* const d_o = d_o_.data() + (row * c_.h_q() + head) * c_.d_v;
+    const float* const o = o_.data() + (row * c_.h_q() + head) * c_.d_v;
+    float* const dq = dq_.data() + (row * c_.h_q() + head) * c_.d_qk;
+    float d_row = 0.0f;
+    for (std::int64_t e = 0; e < c_.d_v; ++e) d_row += d_o[e] * rounded(o[e], c_.o_dtype);
+    if (!d_lse_.empty()) d_row -= d_lse_[lse_at];
+    for (std::int64_t j = 0; j < len_k; ++j) {
+      if (!visible.sees(i, j)) continue;
+      const Score& s = scores[static_cast<std::size_t>(j)];
+      const float p = std::exp(s.value - lse_[lse_at]);
+      const std::int64_t at = (first_k + j) * c_.h_k + head / c_.group;
+      const float dp = dot(d_o, value(first_k + j, head / c_.group), c_.d_v);
+      const float ds = rounded(p * (dp - d_row) * s.slope, c_.dtype);
+      add_scaled(dq, ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
+      add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);
+      add_scaled(dv_.data() + at * c_.d_v, rounded(p, c_.dtype), d_o, c_.d_v);
+    }
+  }
+
+  const float* key(std::int64_t row, std::int64_t head_k) const {
+    return k_.data() + (row * c_.h_k + head_k) * c_.d_qk;
+  }
+  const float* value(std::int64_t row, std::int64_t head_k) const {
+    return v_.data() + (row * c_.h_k + head_k) * c_.d_v;
+  }
+
+  const Instance& x_;
+  const Case& c_;
+  bool backward_;
+  float scale_, cap_;
+  Floats q_, k_, v_, slopes_, d_o_, d_lse_;
+  Floats o_, lse_, dq_, dk_, dv_;
+  std::vector<double> size_;
+};
+
+}  // namespace
+
+Plain compute_plain(const Instance& instance, bool with_gradients) {
+  return PlainRun(instance, with_gradients).run();
+}
+
+}  // namespace abacist::testing
