@@ -71,8 +71,7 @@ class Section:
         launcher = shutil.which("ccache")
         if launcher:
             options = [*options, f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}"]
-        generator = [] if (TOP / "build" / preset / "CMakeCache.txt").exists() else ["-G", "Ninja"]
-        self.step("configure", ["cmake", "--preset", preset, *generator, *options])
+        self.step("configure", ["cmake", "--preset", preset, *options])
         self.step("build", ["cmake", "--build", "--preset", preset, "-j", jobs()])
 
     def ctest(self, preset, env=None):

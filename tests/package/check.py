@@ -84,8 +84,7 @@ def subdirectory():
 
 def static_install():
     folder = TOP / "build" / "release"
-    options = [] if (folder / "CMakeCache.txt").exists() else ["-G", "Ninja"]
-    run("cmake", "--preset", "release", *options)
+    run("cmake", "--preset", "release")
     run("cmake", "--build", "--preset", "release", "-j", len(os.sched_getaffinity(0)))
     install(folder, WORK / "static")
 
@@ -186,9 +185,10 @@ def versions_agree():
 def foreign_platform_is_refused():
     folder = WORK / "foreign"
     shutil.rmtree(folder, ignore_errors=True)
-    done = subprocess.run(["cmake", "-S", TOP, "-B", folder, "-DCMAKE_SYSTEM_NAME=Linux",
-                           "-DCMAKE_SYSTEM_PROCESSOR=riscv64"], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(["cmake", "-G", "Ninja", "-S", TOP, "-B", folder,
+                           "-DCMAKE_SYSTEM_NAME=Linux",
+                           "-DCMAKE_SYSTEM_PROCESSOR=riscv64"],
+                          capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return "configured for riscv64"
     wanted = "Abacist builds on Linux x86-64 and aarch64; this is Linux riscv64."
