@@ -39,3 +39,6 @@ file(RELATIVE_PATH ABACIST_PC_LIBDIR ${abacist_pc_dir} ${CMAKE_INSTALL_FULL_LIBD
 file(RELATIVE_PATH ABACIST_PC_INCLUDEDIR ${abacist_pc_dir} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 configure_file(${PROJECT_SOURCE_DIR}/cmake/abacist.pc.in ${PROJECT_BINARY_DIR}/abacist.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/abacist.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(TARGET abacist_cli)
+  install(TARGETS abacist_cli RUNTIME)
+endif()
