@@ -14,7 +14,8 @@ namespace abacist {
 ///     Status s = forward({.q = {q, spec}, .k = {k, spec}, .v = {v, spec}, .o = {o, spec}},
 ///                        {.mask = {.causal = true}});
 ABACIST_API Status forward(const ForwardTensors& tensors, const Options& options = {},
-                           const PlanOptions& plan_options = {}, const RunOptions& run_options = {});
+                           const PlanOptions& plan_options = {},
+                           const RunOptions& run_options = {});
 
 /// dQ, dK, dV from dO (and dLSE).
 ABACIST_API Status backward(const BackwardTensors& tensors, const Options& options = {},
@@ -27,9 +28,10 @@ struct Partial {
   ConstTensor lse;  ///< f32 [b, h_q, s_q] or [h_q, total_q]
 };
 
-/// Merges partial results over disjoint key sets: `lse = log sum exp(lse_p)`, `o = sum exp(lse_p - lse)
-/// o_p`. (0, -inf) is neutral; one non-empty part is returned bit for bit (dtypes permitting). The
-/// parts are added in the order given. `o` and `lse` may not overlap the parts.
+/// Merges partial results over disjoint key sets: `lse = log sum exp(lse_p)`,
+/// `o = sum exp(lse_p - lse) o_p`. (0, -inf) is neutral; one non-empty part is returned bit for bit
+/// (dtypes permitting). The parts are added in the order given. `o` and `lse` may not overlap the
+/// parts.
 ABACIST_API Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse = {});
 
 }  // namespace abacist

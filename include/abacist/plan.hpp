@@ -34,19 +34,20 @@ struct Figure {
 
 /// What a plan will do, readable before anything runs.
 struct PlanInfo {
-  std::string kernel;   ///< e.g. "cpu.forward.avx512"
-  int rows = 0;         ///< query rows of a tile (heads of a group packed in)
-  int keys = 0;         ///< keys of a tile
-  std::int64_t splits = 1;  ///< parts that the keys of a row are cut into; a function of the problem
+  std::string kernel;  ///< e.g. "cpu.forward.avx512"
+  int rows = 0;        ///< query rows of a tile (heads of a group packed in)
+  int keys = 0;        ///< keys of a tile
+  /// Parts that the keys of a row are cut into; a function of the problem.
+  std::int64_t splits = 1;
   std::int64_t work_items = 0;
   int threads = 1;
   std::size_t workspace_bytes = 0;  ///< shared part + threads * scratch_bytes_per_thread
   std::size_t scratch_bytes_per_thread = 0;
-  Figure visible_pairs;   ///< (query row, key) pairs that the mask lets see each other, all heads
-  Figure flops;           ///< of those pairs: 2 (d_qk + d_v) forward, 2 (3 d_qk + 2 d_v) backward
-  Figure slow_memory_bytes;     ///< to and from slow memory, each tile counted as often as it moves
-  Figure standard_memory_bytes; ///< the same for attention that writes scores and probabilities
-  bool deterministic = true;    ///< same bits on every run, thread count and timing
+  Figure visible_pairs;  ///< (query row, key) pairs that the mask lets see each other, all heads
+  Figure flops;          ///< of those pairs: 2 (d_qk + d_v) forward, 2 (3 d_qk + 2 d_v) backward
+  Figure slow_memory_bytes;  ///< to and from slow memory, each tile counted as often as it moves
+  Figure standard_memory_bytes;  ///< the same for attention that writes scores and probabilities
+  bool deterministic = true;     ///< same bits on every run, thread count and timing
   std::vector<std::string> declined;  ///< "name: reason" of each implementation passed over
 };
 
@@ -59,8 +60,8 @@ struct Workspace {
 inline constexpr std::size_t kWorkspaceAlignment = 256;
 
 struct RunOptions {
-  /// A plan's run needs one of info().workspace_bytes, aligned to kWorkspaceAlignment (empty is fine
-  /// if that is 0). The one-line calls allocate when it is empty.
+  /// A plan's run needs one of info().workspace_bytes, aligned to kWorkspaceAlignment (empty is
+  /// fine if that is 0). The one-line calls allocate when it is empty.
   Workspace workspace{};
   /// Called now and then from worker threads with the share done so far, in [0, 1].
   void (*progress)(double done, void* context) = nullptr;
@@ -74,8 +75,8 @@ class ABACIST_API Plan {
   const PlanInfo& info() const noexcept;
   const Problem& problem() const noexcept;
 
-  /// Runs the plan. The tensors must have the specs that were planned. Every host argument is checked
-  /// before anything is written.
+  /// Runs the plan. The tensors must have the specs that were planned. Every host argument is
+  /// checked before anything is written.
   Status run(const ForwardTensors& tensors, const RunOptions& options = {}) const;
   Status run(const BackwardTensors& tensors, const RunOptions& options = {}) const;
 
@@ -86,8 +87,8 @@ class ABACIST_API Plan {
   std::shared_ptr<const State> state_;
 };
 
-/// Validates the problem, walks the implementations in order, and returns the plan of the first that
-/// serves, or why none does. Reads no tensor data; costs microseconds.
+/// Validates the problem, walks the implementations in order, and returns the plan of the first
+/// that serves, or why none does. Reads no tensor data; costs microseconds.
 ///
 ///     Result<Plan> p = plan(make_problem(tensors, options));
 ///     if (!p) return report(p.error());

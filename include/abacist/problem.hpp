@@ -35,7 +35,7 @@ struct Mask {
   bool operator==(const Mask&) const = default;
 };
 
-/// How a score is made of q·k: `scale`, then softcap, then ALiBi (if slopes are among the operands).
+/// How a score is made of q·k: `scale`, then softcap, then ALiBi (if slopes are operands).
 struct Score {
   /// Any finite number, zero and negative included; default 1/sqrt(d_qk).
   std::optional<double> scale{};
@@ -76,8 +76,9 @@ struct Problem {
   bool operator==(const Problem&) const = default;
 };
 
-/// Operands of the forward pass. q, k and v share one dtype (f32, bf16 or f16; the reference backend
-/// takes f64 and mixtures, too). h_q % h_k == 0; query head h uses key/value head h / (h_q / h_k).
+/// Operands of the forward pass. q, k and v share one dtype (f32, bf16 or f16; the reference
+/// backend takes f64 and mixtures, too). h_q % h_k == 0; query head h uses key/value head
+/// h / (h_q / h_k).
 struct ForwardTensors {
   ConstTensor q;  ///< [b, s_q, h_q, d_qk], varlen [total_q, h_q, d_qk]
   ConstTensor k;  ///< [b, s_k, h_k, d_qk], varlen [total_k, h_k, d_qk]
@@ -107,8 +108,8 @@ struct BackwardTensors {
 ABACIST_API Problem make_problem(const ForwardTensors& tensors, const Options& options = {});
 ABACIST_API Problem make_problem(const BackwardTensors& tensors, const Options& options = {});
 
-/// Checks every rule that does not need the data; the error names the argument, what it was and what
-/// it must be. `plan` calls it first.
+/// Checks every rule that does not need the data; the error names the argument, what it was and
+/// what it must be. `plan` calls it first.
 ABACIST_API Status validate(const Problem& problem);
 
 }  // namespace abacist

@@ -23,7 +23,7 @@ ABACIST_API const char* to_string(ErrorCode code) noexcept;
 /// One error: the argument that caused it, what it was and what it must be.
 struct Error {
   ErrorCode code = ErrorCode::invalid_argument;
-  std::string argument;  ///< e.g. "k" or "mask.window.left"; empty if no single argument is at fault.
+  std::string argument;  ///< e.g. "k" or "mask.window.left"; empty if not one argument's fault.
   std::string message;   ///< e.g. "h_k is 3, must divide h_q = 4".
 };
 

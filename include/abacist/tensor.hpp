@@ -79,8 +79,8 @@ struct BasicTensor : TensorSpec {
   BasicTensor(Void* pointer, const TensorSpec& spec) : TensorSpec(spec), data(pointer) {}
   /// Every output is an input, too.
   template <class Other>
-    requires(std::is_const_v<Void> && !std::is_const_v<Other>)
-  BasicTensor(const BasicTensor<Other>& other)  // NOLINT(google-explicit-constructor)
+  requires(std::is_const_v<Void> && !std::is_const_v<Other>)
+      BasicTensor(const BasicTensor<Other>& other)  // NOLINT(google-explicit-constructor)
       : TensorSpec(other), data(other.data) {}
 
   const TensorSpec& spec() const noexcept { return *this; }

@@ -15,15 +15,16 @@ struct Free {
 };
 
 template <class Tensors>
-Status plan_and_run(const Tensors& tensors, const Options& options,
-                    const PlanOptions& plan_options, const RunOptions& run_options) {
+Status plan_and_run(const Tensors& tensors, const Options& options, const PlanOptions& plan_options,
+                    const RunOptions& run_options) {
   const auto planned = plan(make_problem(tensors, options), plan_options);
   if (!planned) return planned.error();
   const std::size_t bytes = planned->info().workspace_bytes;
   if (bytes == 0 || run_options.workspace.data != nullptr) {
     return planned->run(tensors, run_options);
   }
-  const std::size_t rounded = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+  const std::size_t rounded =
+      (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
   const std::unique_ptr<void, Free> memory(std::aligned_alloc(kWorkspaceAlignment, rounded));
   if (!memory) {
     return Error{ErrorCode::out_of_memory, "workspace",

@@ -27,8 +27,8 @@ Status check_pair(const std::string& prefix, const ConstTensor& o, const ConstTe
                                           core::to_text(expected.shape, expected.rank));
   }
   if (o.dtype != DType::f32 && o.dtype != DType::bf16 && o.dtype != DType::f16) {
-    return api::invalid(prefix + "o", std::string("dtype is ") + to_string(o.dtype) +
-                                          ", must be f32, bf16 or f16");
+    return api::invalid(
+        prefix + "o", std::string("dtype is ") + to_string(o.dtype) + ", must be f32, bf16 or f16");
   }
   if (!lse.present() && !needs_lse) return {};
   const auto& s = expected.shape;

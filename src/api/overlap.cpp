@@ -101,7 +101,8 @@ bool may_overlap(const ConstTensor& a, const ConstTensor& b) {
   std::vector<Axis> axes;
   append_axes(a, +1, axes);
   append_axes(b, -1, axes);
-  // a + x + i = b + y + j with bytes i, j of one element: x - y in [delta - (size_a - 1), delta + size_b - 1].
+  // a + x + i = b + y + j with bytes i, j of one element: x - y in [delta - (size_a - 1), delta +
+  // size_b - 1].
   const auto delta = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(b.data) -
                                                reinterpret_cast<std::intptr_t>(a.data));
   return Search(std::move(axes))

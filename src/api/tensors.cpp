@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "api/overlap.hpp"
-#include "core/text.hpp"
 #include "api/validate.hpp"
+#include "core/text.hpp"
 
 namespace abacist::api {
 namespace {
@@ -30,8 +30,8 @@ Status check_cu_seqlens(const char* name, const ConstTensor& tensor, std::int64_
   for (std::int64_t i = 1; i <= b; ++i) {
     if (cu[i] < cu[i - 1]) return invalid(name, entry(i) + ", less than " + entry(i - 1));
     if (std::int64_t{cu[i]} - cu[i - 1] > max_length) {
-      return invalid(name, entry(i) + " after " + entry(i - 1) + ": a length over max_lengths = " +
-                               std::to_string(max_length));
+      return invalid(name, entry(i) + " after " + entry(i - 1) +
+                               ": a length over max_lengths = " + std::to_string(max_length));
     }
   }
   if (cu[b] > total) {
@@ -40,8 +40,9 @@ Status check_cu_seqlens(const char* name, const ConstTensor& tensor, std::int64_
   return {};
 }
 
-Status check_all(const core::Resolved& resolved, const Problem& now, std::span<const NamedTensor> all,
-                 const ConstTensor& cu_q, const ConstTensor& cu_k) {
+Status check_all(const core::Resolved& resolved, const Problem& now,
+                 std::span<const NamedTensor> all, const ConstTensor& cu_q,
+                 const ConstTensor& cu_k) {
   const Problem& planned = resolved.problem;
   if (now.pass != planned.pass) return invalid("tensors", "are of the other pass than the plan");
   if (!(now.operands == planned.operands)) {
@@ -63,16 +64,16 @@ Status check_operands(std::span<const NamedTensor> all) {
     const auto address = reinterpret_cast<std::uintptr_t>(x.tensor.data);
     const auto size = static_cast<std::uintptr_t>(size_of(x.tensor.dtype));
     if (address % size != 0) {
-      return invalid(x.name, "data is not aligned to its " + std::to_string(size) +
-                                 "-byte elements");
+      return invalid(x.name,
+                     "data is not aligned to its " + std::to_string(size) + "-byte elements");
     }
   }
   for (const NamedTensor& x : all) {
     if (!x.output) continue;
     for (const NamedTensor& y : all) {
       if (&x == &y || (y.output && &y < &x) || !may_overlap(x.tensor, y.tensor)) continue;
-      return invalid(x.name, "overlaps " + y.name +
-                                 "; outputs must not share memory with any other operand");
+      return invalid(
+          x.name, "overlaps " + y.name + "; outputs must not share memory with any other operand");
     }
   }
   return {};
@@ -80,30 +81,30 @@ Status check_operands(std::span<const NamedTensor> all) {
 
 Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t) {
   const NamedTensor all[] = {{"q", t.q},
-                       {"k", t.k},
-                       {"v", t.v},
-                       {"o", t.o, true},
-                       {"lse", t.lse, true},
-                       {"alibi_slopes", t.alibi_slopes},
-                       {"cu_seqlens_q", t.cu_seqlens_q},
-                       {"cu_seqlens_k", t.cu_seqlens_k}};
+                             {"k", t.k},
+                             {"v", t.v},
+                             {"o", t.o, true},
+                             {"lse", t.lse, true},
+                             {"alibi_slopes", t.alibi_slopes},
+                             {"cu_seqlens_q", t.cu_seqlens_q},
+                             {"cu_seqlens_k", t.cu_seqlens_k}};
   return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
 }
 
 Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t) {
   const NamedTensor all[] = {{"q", t.q},
-                       {"k", t.k},
-                       {"v", t.v},
-                       {"o", t.o},
-                       {"lse", t.lse},
-                       {"d_o", t.d_o},
-                       {"d_lse", t.d_lse},
-                       {"dq", t.dq, true},
-                       {"dk", t.dk, true},
-                       {"dv", t.dv, true},
-                       {"alibi_slopes", t.alibi_slopes},
-                       {"cu_seqlens_q", t.cu_seqlens_q},
-                       {"cu_seqlens_k", t.cu_seqlens_k}};
+                             {"k", t.k},
+                             {"v", t.v},
+                             {"o", t.o},
+                             {"lse", t.lse},
+                             {"d_o", t.d_o},
+                             {"d_lse", t.d_lse},
+                             {"dq", t.dq, true},
+                             {"dk", t.dk, true},
+                             {"dv", t.dv, true},
+                             {"alibi_slopes", t.alibi_slopes},
+                             {"cu_seqlens_q", t.cu_seqlens_q},
+                             {"cu_seqlens_k", t.cu_seqlens_k}};
   return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
 }
 

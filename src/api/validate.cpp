@@ -87,8 +87,7 @@ class Validator {
     core::Resolved resolved;
     resolved.problem = p_;
     resolved.geometry = g_;
-    resolved.scale =
-        p_.options.score.scale.value_or(1.0 / std::sqrt(static_cast<double>(g_.d_qk)));
+    resolved.scale = p_.options.score.scale.value_or(1.0 / std::sqrt(static_cast<double>(g_.d_qk)));
     return resolved;
   }
 
@@ -117,8 +116,8 @@ class Validator {
       }
       if (Status s = check_view(operand.name, *operand.spec, operand.output); !s) return s;
       if (operand.spec->device != x_.q.device) {
-        return invalid(operand.name, "is on " + core::to_text(operand.spec->device) + ", but q is on " +
-                                         core::to_text(x_.q.device));
+        return invalid(operand.name, "is on " + core::to_text(operand.spec->device) +
+                                         ", but q is on " + core::to_text(x_.q.device));
       }
     }
     return {};
@@ -129,7 +128,8 @@ class Validator {
     const char* letters = rank == 4 ? "[b, s, h, d]" : "[total, h, d] (cu_seqlens are given)";
     for (auto [name, spec] : {std::pair{"q", &x_.q}, {"k", &x_.k}, {"v", &x_.v}}) {
       if (spec->rank != rank) {
-        return invalid(name, "shape is " + core::to_text(spec->shape, spec->rank) + ", must be " + letters);
+        return invalid(
+            name, "shape is " + core::to_text(spec->shape, spec->rank) + ", must be " + letters);
       }
       if (Status s = check_float(name, *spec); !s) return s;
     }
@@ -144,8 +144,8 @@ class Validator {
     if (g_.d_qk < 1) return invalid("q", "head dimension is 0, must be at least 1");
     if (g_.d_v < 1) return invalid("v", "head dimension is 0, must be at least 1");
     if (g_.h_q > 0 && (g_.h_k == 0 || g_.h_q % g_.h_k != 0)) {
-      return invalid("k", "h_k is " + std::to_string(g_.h_k) + ", must divide h_q = " +
-                              std::to_string(g_.h_q));
+      return invalid("k", "h_k is " + std::to_string(g_.h_k) +
+                              ", must divide h_q = " + std::to_string(g_.h_q));
     }
     g_.group = g_.h_k > 0 ? g_.h_q / g_.h_k : 1;
     return {};
@@ -190,8 +190,8 @@ class Validator {
     g_.s_k = max.s_k;
     g_.total_q = x_.q.shape[0];
     g_.total_k = x_.k.shape[0];
-    if (Status s = check_shape("k", x_.k, shaped({g_.total_k, g_.h_k, g_.d_qk}),
-                               "[total_k, h_k, d_qk]");
+    if (Status s =
+            check_shape("k", x_.k, shaped({g_.total_k, g_.h_k, g_.d_qk}), "[total_k, h_k, d_qk]");
         !s) {
       return s;
     }
@@ -199,8 +199,8 @@ class Validator {
   }
 
   Status derived_shapes() {
-    const TensorSpec o = g_.varlen ? shaped({g_.total_q, g_.h_q, g_.d_v})
-                                   : shaped({g_.b, g_.s_q, g_.h_q, g_.d_v});
+    const TensorSpec o =
+        g_.varlen ? shaped({g_.total_q, g_.h_q, g_.d_v}) : shaped({g_.b, g_.s_q, g_.h_q, g_.d_v});
     const TensorSpec lse =
         g_.varlen ? shaped({g_.h_q, g_.total_q}) : shaped({g_.b, g_.h_q, g_.s_q});
     const char* o_letters = g_.varlen ? "[total_q, h_q, d_v]" : "[b, s_q, h_q, d_v]";
@@ -210,9 +210,12 @@ class Validator {
       const TensorSpec& spec;
       const TensorSpec& expected;
       const char* letters;
-    } rules[] = {{"o", x_.o, o, o_letters},          {"lse", x_.lse, lse, lse_letters},
-                 {"d_o", x_.d_o, o, o_letters},      {"d_lse", x_.d_lse, lse, lse_letters},
-                 {"dq", x_.dq, x_.q, "the shape of q"}, {"dk", x_.dk, x_.k, "the shape of k"},
+    } rules[] = {{"o", x_.o, o, o_letters},
+                 {"lse", x_.lse, lse, lse_letters},
+                 {"d_o", x_.d_o, o, o_letters},
+                 {"d_lse", x_.d_lse, lse, lse_letters},
+                 {"dq", x_.dq, x_.q, "the shape of q"},
+                 {"dk", x_.dk, x_.k, "the shape of k"},
                  {"dv", x_.dv, x_.v, "the shape of v"}};
     for (const auto& rule : rules) {
       if (!rule.spec.present()) continue;
@@ -228,11 +231,10 @@ class Validator {
 
   Status mask() {
     const Window& window = p_.options.mask.window;
-    for (auto [name, value] : {std::pair{"mask.window.left", window.left},
-                               {"mask.window.right", window.right}}) {
+    for (auto [name, value] :
+         {std::pair{"mask.window.left", window.left}, {"mask.window.right", window.right}}) {
       if (value < 0) {
-        return invalid(name,
-                       "is " + std::to_string(value) + ", must be at least 0, or kUnbounded");
+        return invalid(name, "is " + std::to_string(value) + ", must be at least 0, or kUnbounded");
       }
     }
     return {};
@@ -246,8 +248,8 @@ class Validator {
                                         ", must be finite in float (zero and negative are fine)");
     }
     if (!(score.softcap >= 0.0 && score.softcap <= kMaxFloat)) {
-      return invalid("score.softcap",
-                     "is " + core::to_text(score.softcap) + ", must be 0 (none) or finite and positive");
+      return invalid("score.softcap", "is " + core::to_text(score.softcap) +
+                                          ", must be 0 (none) or finite and positive");
     }
     return {};
   }

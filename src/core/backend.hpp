@@ -1,5 +1,5 @@
-// What an implementation offers to the planner. The registry (api/registry.cpp) is an ordered list of
-// these; the first that serves wins.
+// What an implementation offers to the planner. The registry (api/registry.cpp) is an ordered list
+// of these; the first that serves wins.
 #pragma once
 
 #include <memory>

@@ -60,8 +60,8 @@ struct LseStrides {
   }
 };
 
-/// One sequence pair: its rows in the tensors. Dense: rows [0, s) of batch entry `index`; varlen: rows
-/// [first, first + len) of the packed tensor (whose batch stride is 0).
+/// One sequence pair: its rows in the tensors. Dense: rows [0, s) of batch entry `index`; varlen:
+/// rows [first, first + len) of the packed tensor (whose batch stride is 0).
 struct Sequence {
   std::int64_t index = 0;
   std::int64_t first_q = 0, first_k = 0;

@@ -1,5 +1,5 @@
-// The interval rule: every mask of the family is one half-open interval of keys per query row. It is
-// the single source of truth for the planner and for every kernel (the reference has its own).
+// The interval rule: every mask of the family is one half-open interval of keys per query row. It
+// is the single source of truth for the planner and for every kernel (the reference has its own).
 #pragma once
 
 #include <algorithm>
@@ -47,8 +47,8 @@ struct MaskRule {
     return {visible(first).begin, visible(last - 1).end};
   }
 
-  /// Number of (query, key) pairs that see each other, over queries [0, len_q); closed form; stops at
-  /// the largest 64-bit number.
+  /// Number of (query, key) pairs that see each other, over queries [0, len_q); closed form; stops
+  /// at the largest 64-bit number.
   constexpr std::int64_t pairs(std::int64_t len_q) const {
     const Wide count =
         sum_of_clamped(len_q, shift + right + 1) - sum_of_clamped(len_q, shift - left);
@@ -63,7 +63,8 @@ struct MaskRule {
 
   using Wide = __int128;
 
-  /// Sum over i in [0, n) of clamp(i + offset): 0 up to `rising`, then i + offset, len_k from `full` on.
+  /// Sum over i in [0, n) of clamp(i + offset): 0 up to `rising`, then i + offset, len_k from
+  /// `full` on.
   constexpr Wide sum_of_clamped(std::int64_t n, std::int64_t offset) const {
     const std::int64_t rising = std::clamp<std::int64_t>(-offset, 0, n);
     const std::int64_t full = std::clamp<std::int64_t>(len_k - offset, rising, n);
