@@ -8,14 +8,15 @@
 //     same roundings (P rounded before instead of after the division by its sum), the second term for
 //     rows on which the plain version happens to be exact.
 //
-//   f32         |x - ref| <= 2 E + 2 u sqrt(n) max|ref|
+//   f32         |x - ref| <= 2 E + 2 u (sqrt(n) + S) max|ref|
 //     n is the number of terms behind an element: d_qk + s_k for O and dQ, d_qk + d_v + group s_q for dK
-//     and dV. Rounding errors of a sum of n terms grow like u sqrt(n); E brings in the conditioning
-//     (scores of size S carry errors u S sqrt(d), which the softmax passes on as relative errors).
+//     and dV; rounding errors of a sum of n terms grow like u sqrt(n). S is the largest sum of
+//     |scale q_e k_e| + |bias| over all visible pairs: a score carries an absolute error of about u S,
+//     which the softmax passes on as a relative one.
 //
 //   LSE         |x - ref| <= 4 u32 (S + |ref|), row by row
-//     S is the largest sum of |scale q_e k_e| + |bias| over the row's visible keys: LSE is a mean of the
-//     scores plus a logarithm, so its error is a mean of theirs, and storing it costs u32 |ref|.
+//     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its error
+//     is a mean of theirs, and storing it costs u32 |ref|.
 //
 //   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32 max|ref|
 //     Unbiased roundings average out over rows (the errors within one row share P and are correlated).

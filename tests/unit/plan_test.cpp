@@ -151,13 +151,6 @@ TEST(PlanChoices, EveryPlanPromisesDeterminism) {
   EXPECT_TRUE(plan_backward(c, {})->info().deterministic);
 }
 
-TEST(PlanChoices, ExplainNamesTheKernel) {
-  Case c;
-  const auto planned = plan_forward(c, {});
-  ASSERT_TRUE(planned.ok());
-  EXPECT_NE(explain(planned.value()).find(planned->info().kernel), std::string::npos);
-}
-
 TEST(PlanChoices, MixedTypesAreDeclinedWithTheReason) {
   Case c;
   Instance x(c);

@@ -1,0 +1,53 @@
+// Random problems on every instruction set of this machine against the float64 oracle.
+#include <gtest/gtest.h>
+
+#include "conformance/table.hpp"
+
+namespace abacist::testing {
+namespace {
+
+struct Chunk {
+  DType dtype;
+  bool varlen;
+  int number;
+};
+
+std::string name_of(const ::testing::TestParamInfo<Chunk>& info) {
+  return std::string(to_string(info.param.dtype)) + (info.param.varlen ? "_varlen_" : "_dense_") +
+         std::to_string(info.param.number);
+}
+
+std::vector<Chunk> chunks() {
+  std::vector<Chunk> all;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const bool varlen : {false, true}) {
+      for (int number = 0; number < (varlen ? 3 : 5); ++number) {
+        all.push_back({dtype, varlen, number});
+      }
+    }
+  }
+  return all;
+}
+
+class RandomConformance : public ::testing::TestWithParam<Chunk> {
+ protected:
+  static constexpr int kSpan = 1000;  // cases of a chunk at most
+
+  void run(bool with_gradients) {
+    const auto [dtype, varlen, number] = GetParam();
+    const Menu menu{dtype, varlen, by_effort(5e5, 4e6, 3e7)};
+    const int cases = by_effort(3, 12, 100);
+    for (int n = 0; n < cases; ++n) {
+      check_on_targets(random_case(menu, static_cast<std::uint64_t>(number * kSpan + n)),
+                       with_gradients);
+      if (HasFailure()) return;  // one case says enough
+    }
+  }
+};
+
+TEST_P(RandomConformance, Forward) { run(false); }
+
+INSTANTIATE_TEST_SUITE_P(Table, RandomConformance, ::testing::ValuesIn(chunks()), name_of);
+
+}  // namespace
+}  // namespace abacist::testing

@@ -1,0 +1,130 @@
+#include "conformance/table.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/bounds.hpp"
+
+namespace abacist::testing {
+namespace {
+
+std::int64_t random_length(Random& random) {
+  switch (random.integer(0, 4)) {
+    case 0:
+      return random.integer(0, 9);
+    case 1:
+      return random.pick({11, 13, 31, 61, 97, 127, 251, 509});  // primes
+    case 2:  // around multiples of likely tile and vector sizes
+      return std::max<std::int64_t>(
+          random.pick({8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512}) + random.integer(-1, 1),
+          0);
+    default:
+      return random.integer(1, 400);
+  }
+}
+
+std::int64_t random_head_dim(Random& random) {
+  switch (random.integer(0, 4)) {
+    case 0:
+      return random.integer(1, 16);
+    case 1:
+      return random.integer(1, 512);
+    default:
+      return random.pick({1, 8, 15, 16, 17, 32, 40, 64, 72, 80, 96, 100, 104, 128, 192, 256, 257});
+  }
+}
+
+Options random_options(Random& random, std::int64_t s) {
+  Options options;
+  const auto side = [&] {
+    return random.pick({std::int64_t{0}, random.integer(0, 8), random.integer(0, s + 3), kUnbounded,
+                        kUnbounded - 1});
+  };
+  options.mask.causal = random.chance(0.45);
+  if (random.chance(0.35)) options.mask.window = {side(), side()};
+  if (random.chance(0.35)) options.mask.align = Align::top_left;
+  if (random.chance(0.25)) {
+    options.score.scale = random.pick({0.0, -0.3, 1.0, 0.01, 2.5, -1e-3});
+  }
+  if (random.chance(0.2)) options.score.softcap = random.pick({0.5, 5.0, 30.0, 1e4});
+  return options;
+}
+
+double cost(const Case& c) {
+  double pairs = 0.0;
+  if (!c.varlen()) {
+    pairs = static_cast<double>(c.b) * static_cast<double>(c.s_q * c.s_k);
+  } else {
+    for (std::size_t n = 0; n < c.lens_q.size(); ++n) {
+      pairs += static_cast<double>(c.lens_q[n] * c.lens_k[n]);
+    }
+  }
+  return pairs * static_cast<double>(c.h_q() * (c.d_qk + c.d_v));
+}
+
+void halve_lengths(Case& c, Random& random) {
+  std::int64_t& length = random.chance(0.5) ? c.s_q : c.s_k;
+  length = (length + 1) / 2;
+  for (auto* lens : {&c.lens_q, &c.lens_k}) {
+    for (std::int64_t& len : *lens) len -= len / 3;
+  }
+}
+
+}  // namespace
+
+Case random_case(const Menu& menu, std::uint64_t n) {
+  const std::uint64_t stream =
+      n * 64 + static_cast<std::uint64_t>(menu.dtype) * 2 + (menu.varlen ? 1 : 0) + 1'000'000;
+  Random random(stream);
+  Case c;
+  c.stream = stream;
+  c.dtype = menu.dtype;
+  c.o_dtype = random.chance(0.75) ? menu.dtype : DType::f32;
+  c.grad_dtype = random.chance(0.75) ? menu.dtype : DType::f32;
+  c.b = random.pick({1, 1, 2, 2, 3});
+  c.h_k = random.pick({1, 1, 2, 3});
+  c.group = random.pick({1, 1, 2, 3, 4, 7});
+  c.s_q = random_length(random);
+  c.s_k = random.chance(0.3) ? c.s_q : random_length(random);
+  c.d_qk = random_head_dim(random);
+  c.d_v = random.chance(0.5) ? c.d_qk : random_head_dim(random);
+  if (menu.varlen) {
+    const std::int64_t sequences = random.integer(1, 6);
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      c.lens_q.push_back(random.chance(0.15) ? 0 : random_length(random) / 2);
+      c.lens_k.push_back(random.chance(0.15) ? 0 : random_length(random) / 2);
+    }
+    if (random.chance(0.5)) c.slack_q = random.integer(0, 5);
+    if (random.chance(0.5)) c.slack_k = random.integer(0, 5);
+  }
+  c.options = random_options(random, std::max(c.s_q, c.s_k));
+  if (random.chance(0.25)) c.alibi_rank = static_cast<int>(random.integer(1, 2));
+  c.d_lse = random.chance(0.3);
+  c.layout.random = random.chance(0.6);
+  // Scores of order 10 and more (one key takes it all), a mean of V that shows biases.
+  c.data.query_key_std = random.pick({1.0, 1.0, 1.0, 0.1, 4.0});
+  c.data.v_mean = random.pick({0.0, 0.0, 1.0});
+  while (cost(c) > menu.budget) halve_lengths(c, random);
+  return c;
+}
+
+void check_on_targets(const Case& c, bool with_gradients) {
+  SCOPED_TRACE(c.text());
+  const Instance x(c);
+  const Expected expected(x, with_gradients);
+  for (const std::string& target : cpu_target_list()) {
+    const ScopedEnvironment force("ABACIST_CPU_TARGET", target);
+    Layout out = c.layout;
+    Results results = x.make_results(c.o_dtype, DType::f32, out);
+    x.forward(results, {.backend = Backend::cpu});
+    check_forward(x, results, expected, target);
+    if (!with_gradients || ::testing::Test::HasFatalFailure()) continue;
+    Gradients gradients = x.make_gradients(c.grad_dtype, out);
+    x.backward(results, gradients, {.backend = Backend::cpu});
+    check_backward(x, gradients, expected, target);
+  }
+}
+
+}  // namespace abacist::testing

@@ -1,0 +1,26 @@
+// The random cases of the conformance table.
+#pragma once
+
+#include <vector>
+
+#include "support/case.hpp"
+#include "support/environment.hpp"
+
+namespace abacist::testing {
+
+/// What a random case may hold. Lengths shrink until a case costs no more than `budget` multiply-adds.
+struct Menu {
+  DType dtype = DType::f32;
+  bool varlen = false;
+  double budget = 6e6;
+};
+
+/// Case number `n` of a menu: lengths around every tile size, primes and powers of two, grouped heads,
+/// masks of every kind, awkward layouts, unusual scales.
+Case random_case(const Menu& menu, std::uint64_t n);
+
+/// Runs one case forward (and backward) on every instruction set of this machine, or on
+/// `targets`, against the oracle.
+void check_on_targets(const Case& c, bool with_gradients);
+
+}  // namespace abacist::testing
