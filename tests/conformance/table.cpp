@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "support/bounds.hpp"
 
@@ -112,6 +114,7 @@ Case random_case(const Menu& menu, std::uint64_t n) {
 
 void check_on_targets(const Case& c, bool with_gradients) {
   SCOPED_TRACE(c.text());
+  if (std::getenv("ABACIST_TEST_TRACE") != nullptr) std::fprintf(stderr, "%s\n", c.text().c_str());
   const Instance x(c);
   const Expected expected(x, with_gradients);
   for (const std::string& target : cpu_target_list()) {

@@ -16,7 +16,7 @@ namespace abacist::testing {
 /// How a buffer lies in memory.
 struct Layout {
   bool random = false;      ///< permuted axes, padding, inner and negative strides, offset
-  bool broadcast = false;   ///< one axis may get stride 0 (inputs only)
+  bool broadcast = false;   ///< one axis, not the last, may get stride 0 (inputs)
   bool odd_offset = false;  ///< data is aligned to one element only
 };
 
