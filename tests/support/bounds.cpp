@@ -97,7 +97,7 @@ double product_of_all_but_last(const TensorSpec& spec) {
 
 void check_tensor(const std::string& name, const Case& c, const Buffer& actual,
                   const Buffer& reference, const std::vector<double>& plain, std::int64_t terms,
-                  double score_size, const std::string& who) {
+                  double score_size, double before_cancelling, const std::string& who) {
   const std::vector<double> x = actual.values();
   const std::vector<double> ref = reference.values();
   const Errors plain_errors = errors_of(plain, ref);
@@ -106,7 +106,9 @@ void check_tensor(const std::string& name, const Case& c, const Buffer& actual,
   const double growth =
       c.dtype == DType::f32 ? std::sqrt(static_cast<double>(terms)) + score_size : 1.0;
   // The smallest float: results that underflow are no errors.
-  const double bound = 2.0 * plain_errors.largest + 2.0 * u * growth * largest + 0x1p-126;
+  const double cancelled = 2.0 * u * before_cancelling;
+  const double bound =
+      2.0 * plain_errors.largest + 2.0 * u * growth * largest + cancelled + 0x1p-126;
   const std::string label = std::string(to_string(c.dtype)) + " " + name;
   check_within(label, actual.spec(), x, ref, bound, who + "\n  " + c.text());
 
@@ -114,7 +116,7 @@ void check_tensor(const std::string& name, const Case& c, const Buffer& actual,
   const double rows = product_of_all_but_last(actual.spec());
   const double mean_bound = 2.0 * std::fabs(plain_errors.mean) +
                             6.0 * plain_errors.rms / std::sqrt(rows) +
-                            4.0 * kFloatRoundoff * largest + 0x1p-126;
+                            4.0 * kFloatRoundoff * (largest + before_cancelling) + 0x1p-126;
   const double mean = errors_of(x, ref).mean;
   RatioLog::instance().note(label + " mean", std::fabs(mean) / mean_bound);
   EXPECT_LE(std::fabs(mean), mean_bound) << who << ": bias of " << label << ", plain's is "
@@ -179,7 +181,7 @@ void check_forward(const Instance& instance, const Results& actual, const Expect
   const Case& c = instance.c;
   const std::int64_t keys = c.varlen() ? c.options.max_lengths.s_k : c.s_k;
   check_tensor("o", c, actual.o, expected.oracle.o, expected.plain.o, c.d_qk + keys,
-               largest_of(expected.plain.score_size), who);
+               largest_of(expected.plain.score_size), 0.0, who);
   check_empty_rows(c, actual.o, expected.oracle.lse, "o", who);
   const std::vector<double> ref = expected.oracle.lse.values();
   std::vector<double> bound(ref.size());
@@ -198,11 +200,12 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
   const std::int64_t column_terms = c.d_qk + c.d_v + rows;
   const double score_size = largest_of(expected.plain.score_size);
   check_tensor("dq", c, actual.dq, expected.oracle_gradients.dq, expected.plain.dq,
-               c.d_qk + c.d_v + keys, score_size, who);
+               c.d_qk + c.d_v + keys, score_size,
+               expected.plain.ds_size * largest_of(instance.k.values()), who);
   check_tensor("dk", c, actual.dk, expected.oracle_gradients.dk, expected.plain.dk, column_terms,
-               score_size, who);
+               score_size, expected.plain.ds_size * largest_of(instance.q.values()), who);
   check_tensor("dv", c, actual.dv, expected.oracle_gradients.dv, expected.plain.dv, column_terms,
-               score_size, who);
+               score_size, 0.0, who);
   check_empty_rows(c, actual.dq, expected.oracle.lse, "dq", who);
 }
 

@@ -14,11 +14,14 @@
 //     |scale q_e k_e| + |bias| over all visible pairs: a score carries an absolute error of about u S,
 //     which the softmax passes on as a relative one.
 //
+//   dQ, dK      2 u G more, G = |scale| max p_ij (sum |dO_e v_e| + sum |dO_e o_e|) times max|k| or max|q|
+//     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do not.
+//
 //   LSE         |x - ref| <= 4 u32 (S + |ref|), row by row
 //     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its error
 //     is a mean of theirs, and storing it costs u32 |ref|.
 //
-//   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32 max|ref|
+//   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32 (max|ref| + G)
 //     Unbiased roundings average out over rows (the errors within one row share P and are correlated).
 //     A bias does not: a truncating store is off by u/2 on average and fails this first.
 #pragma once

@@ -108,6 +108,7 @@ class PlainRun {
     result.o = rounded(o_, c_.o_dtype);
     result.lse = rounded(lse_, DType::f32);
     result.score_size = size_;
+    result.ds_size = ds_size_;
     if (backward_) {
       result.dq = rounded(dq_, c_.grad_dtype);
       result.dk = rounded(dk_, c_.grad_dtype);
@@ -190,6 +191,7 @@ class PlainRun {
     const float* const d_o = d_o_.data() + (row * c_.h_q() + head) * c_.d_v;
     const float* const o = o_.data() + (row * c_.h_q() + head) * c_.d_v;
     float* const dq = dq_.data() + (row * c_.h_q() + head) * c_.d_qk;
+    const float d_size = absolute_dot(d_o, o, c_.d_v);
     float d_row = 0.0f;
     for (std::int64_t e = 0; e < c_.d_v; ++e) d_row += d_o[e] * rounded(o[e], c_.o_dtype);
     if (!d_lse_.empty()) d_row -= d_lse_[lse_at];
@@ -198,7 +200,9 @@ class PlainRun {
       const Score& s = scores[static_cast<std::size_t>(j)];
       const float p = std::exp(s.value - lse_[lse_at]);
       const std::int64_t at = (first_k + j) * c_.h_k + head / c_.group;
-      const float dp = dot(d_o, value(first_k + j, head / c_.group), c_.d_v);
+      const float* const v = value(first_k + j, head / c_.group);
+      const float dp = dot(d_o, v, c_.d_v);
+      ds_size_ = std::max(ds_size_, std::fabs(scale_) * p * (absolute_dot(d_o, v, c_.d_v) + d_size));
       const float ds = rounded(p * (dp - d_row) * s.slope, c_.dtype);
       add_scaled(dq, ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
       add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);
@@ -220,6 +224,7 @@ class PlainRun {
   Floats q_, k_, v_, slopes_, d_o_, d_lse_;
   Floats o_, lse_, dq_, dk_, dv_;
   std::vector<double> size_;
+  float ds_size_ = 0.0f;
 };
 
 }  // namespace

@@ -16,6 +16,9 @@ struct Plain {
   /// Per row, as lse: the largest sum of |scale q_e k_e| (+ |bias|) over its visible keys, plus the
   /// LSE's own size. What rounding errors of the scores are proportional to.
   std::vector<double> score_size;
+  /// The largest |scale| p (sum |dO_e v_e| + sum |dO_e o_e|) of a visible pair: what dS is before
+  /// dP - D cancels.
+  double ds_size = 0.0;
 };
 
 Plain compute_plain(const Instance& instance, bool with_gradients);
