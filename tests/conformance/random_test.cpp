@@ -1,7 +1,11 @@
 // Random problems on every instruction set of this machine against the float64 oracle.
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <cstdlib>
+
 #include "conformance/table.hpp"
+#include "support/bounds.hpp"
 
 namespace abacist::testing {
 namespace {
@@ -38,8 +42,9 @@ class RandomConformance : public ::testing::TestWithParam<Chunk> {
     const Menu menu{dtype, varlen, by_effort(5e5, 4e6, 3e7)};
     const int cases = by_effort(3, 12, 100);
     for (int n = 0; n < cases; ++n) {
-      check_on_targets(random_case(menu, static_cast<std::uint64_t>(number * kSpan + n)),
-                       true);
+      const Case c = random_case(menu, static_cast<std::uint64_t>(number * kSpan + n));
+      if (std::getenv("ABACIST_TEST_TRACE") != nullptr) std::puts(c.text().c_str());
+      check_on_every_target(Instance(c));
       if (HasFailure()) return;  // one case says enough
     }
   }

@@ -1,13 +1,7 @@
 #include "conformance/table.hpp"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-
-#include "support/bounds.hpp"
 
 namespace abacist::testing {
 namespace {
@@ -110,24 +104,6 @@ Case random_case(const Menu& menu, std::uint64_t n) {
   c.data.v_mean = random.pick({0.0, 0.0, 1.0});
   while (cost(c) > menu.budget) halve_lengths(c, random);
   return c;
-}
-
-void check_on_targets(const Case& c, bool with_gradients) {
-  SCOPED_TRACE(c.text());
-  if (std::getenv("ABACIST_TEST_TRACE") != nullptr) std::fprintf(stderr, "%s\n", c.text().c_str());
-  const Instance x(c);
-  const Expected expected(x, with_gradients);
-  for (const std::string& target : cpu_target_list()) {
-    const ScopedEnvironment force("ABACIST_CPU_TARGET", target);
-    Layout out = c.layout;
-    Results results = x.make_results(c.o_dtype, DType::f32, out);
-    x.forward(results, {.backend = Backend::cpu});
-    check_forward(x, results, expected, target);
-    if (!with_gradients || ::testing::Test::HasFatalFailure()) continue;
-    Gradients gradients = x.make_gradients(c.grad_dtype, out);
-    x.backward(results, gradients, {.backend = Backend::cpu});
-    check_backward(x, gradients, expected, target);
-  }
 }
 
 }  // namespace abacist::testing

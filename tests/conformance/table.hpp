@@ -19,8 +19,4 @@ struct Menu {
 /// masks of every kind, awkward layouts, unusual scales.
 Case random_case(const Menu& menu, std::uint64_t n);
 
-/// Runs one case forward (and backward) on every instruction set of this machine, or on
-/// `targets`, against the oracle.
-void check_on_targets(const Case& c, bool with_gradients);
-
 }  // namespace abacist::testing

@@ -10,6 +10,8 @@
 #include <map>
 #include <sstream>
 
+#include "support/environment.hpp"
+
 namespace abacist::testing {
 namespace {
 
@@ -207,6 +209,16 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
   check_tensor("dv", c, actual.dv, expected.oracle_gradients.dv, expected.plain.dv, column_terms,
                score_size, 0.0, who);
   check_empty_rows(c, actual.dq, expected.oracle.lse, "dq", who);
+}
+
+void check_on_every_target(const Instance& instance) {
+  SCOPED_TRACE(instance.c.text());
+  const Expected expected(instance, true);
+  for_each_target([&](const std::string& target) {
+    const Both both = instance.run_both();
+    check_forward(instance, both.results, expected, target);
+    check_backward(instance, both.gradients, expected, target);
+  });
 }
 
 }  // namespace abacist::testing

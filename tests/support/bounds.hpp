@@ -67,6 +67,9 @@ void check_forward(const Instance& instance, const Results& actual, const Expect
 void check_backward(const Instance& instance, const Gradients& actual, const Expected& expected,
                     const std::string& who);
 
+/// Runs forward and backward on every instruction set of this machine and checks both.
+void check_on_every_target(const Instance& instance);
+
 /// One array against another, element by element, |actual - reference| <= bound. NaN and infinities of
 /// the reference must be met exactly.
 void check_within(const std::string& name, const TensorSpec& spec,

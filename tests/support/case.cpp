@@ -203,6 +203,17 @@ void Instance::backward(const Results& results, Gradients& gradients,
   expect_intact("d_o", d_o, false);
 }
 
+Both Instance::run_both(const PlanOptions& plan_options) const {
+  Both both{make_results(c.o_dtype, DType::f32, c.layout), make_gradients(c.grad_dtype, c.layout)};
+  forward(both.results, plan_options);
+  both.results.o.freeze();
+  both.results.lse.freeze();
+  backward(both.results, both.gradients, plan_options);
+  expect_intact("o (an input of the backward pass)", both.results.o, false);
+  expect_intact("lse (an input of the backward pass)", both.results.lse, false);
+  return both;
+}
+
 Results Instance::reference_forward() const {
   Results results = make_results(DType::f64, DType::f64);
   forward(results, {.backend = Backend::reference});

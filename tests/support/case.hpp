@@ -47,6 +47,11 @@ struct Gradients {
   Buffer dq, dk, dv;
 };
 
+struct Both {
+  Results results;
+  Gradients gradients;
+};
+
 /// The inputs of a case. Buffers may be replaced or changed before running.
 struct Instance {
   explicit Instance(const Case& c);
@@ -66,6 +71,9 @@ struct Instance {
   void forward(Results& results, const PlanOptions& plan_options = {}) const;
   void backward(const Results& results, Gradients& gradients,
                 const PlanOptions& plan_options = {}) const;
+
+  /// Forward, then backward from its results, into fresh buffers of the case's types.
+  Both run_both(const PlanOptions& plan_options = {.backend = Backend::cpu}) const;
 
   /// The oracle: float64 results and gradients, of the same inputs.
   Results reference_forward() const;

@@ -44,4 +44,13 @@ class ScopedEnvironment {
 /// The instruction sets of cpu_targets(), best first.
 std::vector<std::string> cpu_target_list();
 
+/// Calls body(name) with the CPU backend forced onto each of them in turn.
+template <class Body>
+void for_each_target(const Body& body) {
+  for (const std::string& target : cpu_target_list()) {
+    const ScopedEnvironment force("ABACIST_CPU_TARGET", target);
+    body(target);
+  }
+}
+
 }  // namespace abacist::testing
