@@ -11,8 +11,8 @@
 namespace abacist::reference {
 namespace {
 
-// O is summed over runs of this many keys first: rounding grows with the run and the number of runs,
-// not with the length, so that a million keys still leave 13 digits.
+// O is summed over runs of this many keys first: rounding grows with the run and the number of
+// runs, not with the length, so that a million keys still leave 13 digits.
 constexpr std::int64_t kRun = 512;
 
 /// Reads or writes one row of an operand, dense or varlen.
@@ -101,8 +101,8 @@ void load_keys_and_values(const core::Geometry& g, const ConstTensor& k, const C
   }
 }
 
-/// The softmax of a row whose scores are in x.scores: O to x.v_sum, the LSE returned. Two passes over
-/// the visible keys, the second with the true maximum.
+/// The softmax of a row whose scores are in x.scores: O to x.v_sum, the LSE returned. Two passes
+/// over the visible keys, the second with the true maximum.
 double attend_row(const core::Geometry& g, const Visibility& visible, std::int64_t i,
                   std::int64_t len_k, const Scratch& x) {
   std::fill_n(x.v_sum, g.d_v, 0.0);
@@ -218,15 +218,14 @@ void backward(const core::Resolved& resolved, const BackwardTensors& t,
           core::load_element(t.lse.data, t.lse.dtype, lse_at(t.lse, sequence, head, i));
       double d_row = dot(x.v_row, x.v_sum, g.d_v);  // D = rowsum(dO * O) - dLSE
       if (t.d_lse.present()) {
-        d_row -= core::load_element(t.d_lse.data, t.d_lse.dtype,
-                                    lse_at(t.d_lse, sequence, head, i));
+        d_row -=
+            core::load_element(t.d_lse.data, t.d_lse.dtype, lse_at(t.d_lse, sequence, head, i));
       }
       std::fill_n(x.qk_sum, g.d_qk, 0.0);
       for (std::int64_t j = 0; j < sequence.len_k; ++j) {
         if (!visible.sees(i, j)) continue;
         const double* const key = x.keys + j * g.d_qk;
-        const auto [score, slope] =
-            rule(dot(x.qk_row, key, g.d_qk), visible.distance(i, j));
+        const auto [score, slope] = rule(dot(x.qk_row, key, g.d_qk), visible.distance(i, j));
         const double p = std::exp(score - lse);
         const double dp = dot(x.v_row, x.values + j * g.d_v, g.d_v);
         const double ds = p * (dp - d_row) * slope * rule.scale();

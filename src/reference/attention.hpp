@@ -10,16 +10,16 @@ namespace abacist::reference {
 
 /// A worker's memory: everything of one key/value head as float64.
 struct Scratch {
-  double* keys;      // [len_k, d_qk]
-  double* values;    // [len_k, d_v]
-  double* dk;        // [len_k, d_qk], backward only
-  double* dv;        // [len_k, d_v], backward only
-  double* scores;    // [len_k]: the scores of a query row, then its probabilities
-  double* qk_row;    // [d_qk]: a row of Q
-  double* qk_sum;    // [d_qk]: a row of dQ
-  double* v_row;     // [d_v]: a row of dO
-  double* v_sum;     // [d_v]: a row of O
-  double* v_part;    // [d_v]: O over a run of keys
+  double* keys;    // [len_k, d_qk]
+  double* values;  // [len_k, d_v]
+  double* dk;      // [len_k, d_qk], backward only
+  double* dv;      // [len_k, d_v], backward only
+  double* scores;  // [len_k]: the scores of a query row, then its probabilities
+  double* qk_row;  // [d_qk]: a row of Q
+  double* qk_sum;  // [d_qk]: a row of dQ
+  double* v_row;   // [d_v]: a row of dO
+  double* v_sum;   // [d_v]: a row of O
+  double* v_part;  // [d_v]: O over a run of keys
 };
 
 /// Doubles that a Scratch for `max_len_k` keys needs; saturates.
@@ -42,9 +42,9 @@ void forward(const core::Resolved& resolved, const ForwardTensors& tensors,
              const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
              const RowsDone& done);
 
-/// dQ of all query heads of the group, dK and dV of `head_k`. P comes from the LSE that is given and D
-/// from the O that is given (they may be those of a merge over more keys); for an oracle give both in
-/// f64.
+/// dQ of all query heads of the group, dK and dV of `head_k`. P comes from the LSE that is given
+/// and D from the O that is given (they may be those of a merge over more keys); for an oracle give
+/// both in f64.
 void backward(const core::Resolved& resolved, const BackwardTensors& tensors,
               const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
               const RowsDone& done);

@@ -24,8 +24,8 @@ struct Choices {
 constexpr std::size_t kAlignedDoubles = kWorkspaceAlignment / sizeof(double);
 constexpr std::int64_t kCountedRows = std::int64_t{1} << 16;  // a plan stays below a millisecond
 
-/// Pairs that see each other: counted row by row, or the product of the lengths where that would take
-/// long or the lengths are data.
+/// Pairs that see each other: counted row by row, or the product of the lengths where that would
+/// take long or the lengths are data.
 Figure visible_pairs(const core::Resolved& resolved) {
   const core::Geometry& g = resolved.geometry;
   if (g.varlen) {
@@ -64,9 +64,9 @@ void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
   const core::Geometry& g = resolved.geometry;
   const bool backward = resolved.problem.pass == Pass::backward;
   info.visible_pairs = visible_pairs(resolved);
-  const std::int64_t per_pair = backward
-                                    ? saturating_add(saturating_mul(6, g.d_qk), saturating_mul(4, g.d_v))
-                                    : saturating_mul(2, saturating_add(g.d_qk, g.d_v));
+  const std::int64_t per_pair =
+      backward ? saturating_add(saturating_mul(6, g.d_qk), saturating_mul(4, g.d_v))
+               : saturating_mul(2, saturating_add(g.d_qk, g.d_v));
   info.flops = {saturating_mul(info.visible_pairs.value, per_pair), info.visible_pairs.exact};
   // K and V are read once for their whole group, and every other operand once.
   const std::int64_t operands = operand_bytes(resolved.problem.operands);
@@ -95,7 +95,8 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
   const bool empty = items == 0 || (g.total_q == 0 && g.total_k == 0);
   if (!empty) {
     const std::size_t doubles = scratch_doubles(g, resolved.problem.pass, choices.max_len_k);
-    choices.doubles_per_worker = (doubles + kAlignedDoubles - 1) / kAlignedDoubles * kAlignedDoubles;
+    choices.doubles_per_worker =
+        (doubles + kAlignedDoubles - 1) / kAlignedDoubles * kAlignedDoubles;
   }
   core::Draft draft;
   draft.info.kernel = "reference";

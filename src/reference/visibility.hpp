@@ -1,5 +1,5 @@
-// Who sees whom, written from the contract's text (docs/design.md, "Visible keys"), one pair at a time.
-// Nothing here may come from core/mask.hpp: a shared rule would hide its own bugs.
+// Who sees whom, written from the contract's text (docs/design.md, "Visible keys"), one pair at a
+// time. Nothing here may come from core/mask.hpp: a shared rule would hide its own bugs.
 #pragma once
 
 #include <algorithm>

@@ -40,7 +40,7 @@ class RandomConformance : public ::testing::TestWithParam<Chunk> {
   void run() {
     const auto [dtype, varlen, number] = GetParam();
     const Menu menu{dtype, varlen, by_effort(5e5, 4e6, 3e7)};
-    const int cases = by_effort(3, 12, 100);
+    const int cases = by_effort(4, 30, 200);
     for (int n = 0; n < cases; ++n) {
       const Case c = random_case(menu, static_cast<std::uint64_t>(number * kSpan + n));
       if (std::getenv("ABACIST_TEST_TRACE") != nullptr) std::puts(c.text().c_str());

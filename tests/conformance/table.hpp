@@ -8,15 +8,16 @@
 
 namespace abacist::testing {
 
-/// What a random case may hold. Lengths shrink until a case costs no more than `budget` multiply-adds.
+/// What a random case may hold. Lengths shrink until a case costs no more than `budget`
+/// multiply-adds.
 struct Menu {
   DType dtype = DType::f32;
   bool varlen = false;
   double budget = 6e6;
 };
 
-/// Case number `n` of a menu: lengths around every tile size, primes and powers of two, grouped heads,
-/// masks of every kind, awkward layouts, unusual scales.
+/// Case number `n` of a menu: lengths around every tile size, primes and powers of two, grouped
+/// heads, masks of every kind, awkward layouts, unusual scales.
 Case random_case(const Menu& menu, std::uint64_t n);
 
 }  // namespace abacist::testing

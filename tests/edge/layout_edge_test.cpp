@@ -105,7 +105,8 @@ TEST(Edge, Row16And17_OffsetsBeyond32Bits) {
     std::vector<std::unique_ptr<Reserved>> memory;
     for (int n = 0; n < 8; ++n) {
       memory.push_back(std::make_unique<Reserved>(bytes));
-      if (!memory.back()->ok()) GTEST_SKIP() << "cannot reserve " << 8 * bytes << " bytes of addresses";
+      if (!memory.back()->ok())
+        GTEST_SKIP() << "cannot reserve " << 8 * bytes << " bytes of addresses";
     }
     const Instance x(c);
     const Both near = x.run_both();
@@ -142,8 +143,8 @@ TEST(Edge, Row16And17_OffsetsBeyond32Bits) {
 }
 
 TEST(Edge, Row18_MillionsOfKeys) {
-  Case c{.s_q = 1, .s_k = by_effort<std::int64_t>(100'000, 4'000'000, 4'200'000), .d_qk = 2,
-         .d_v = 2};
+  Case c{
+      .s_q = 1, .s_k = by_effort<std::int64_t>(100'000, 4'000'000, 4'200'000), .d_qk = 2, .d_v = 2};
   c.data.v_mean = 1.0;
   const Instance x(c);
   const Expected expected(x, true);
@@ -157,7 +158,10 @@ TEST(Edge, Row19_EveryHeadDimension) {
   Random random(19);
   const std::int64_t step = by_effort(37, 3, 1);
   for (std::int64_t d = 1; d <= 512; d += step) {
-    Case c{.group = 2, .s_q = random.integer(1, 9), .s_k = random.integer(1, 40), .d_qk = d,
+    Case c{.group = 2,
+           .s_q = random.integer(1, 9),
+           .s_k = random.integer(1, 40),
+           .d_qk = d,
            .d_v = random.chance(0.5) ? d : random.integer(1, 512)};
     c.stream = static_cast<std::uint64_t>(d);
     c.options.mask.causal = random.chance(0.5);
@@ -219,8 +223,8 @@ TEST(Edge, Row24_StridesOfAxesOfOneElementDoNotMatter) {
 
 TEST(Edge, Row25_DataAlignedToOneElementOnly) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    Case c = typed({.b = 2, .h_k = 2, .group = 2, .s_q = 33, .s_k = 70, .d_qk = 64, .d_v = 64},
-                   dtype);
+    Case c =
+        typed({.b = 2, .h_k = 2, .group = 2, .s_q = 33, .s_k = 70, .d_qk = 64, .d_v = 64}, dtype);
     c.layout.odd_offset = true;
     check(c);
   }
@@ -329,8 +333,8 @@ TEST(Edge, PackedInputsAndOutputs) {
   }
   Buffer o(DType::f32, {2, 20, 3, 8});
   Buffer lse(DType::f32, {2, 3, 20});
-  const ForwardTensors f{.q = slice(qkv, 0), .k = slice(qkv, 1), .v = slice(qkv, 2),
-                         .o = o.out(), .lse = lse.out()};
+  const ForwardTensors f{
+      .q = slice(qkv, 0), .k = slice(qkv, 1), .v = slice(qkv, 2), .o = o.out(), .lse = lse.out()};
   ASSERT_TRUE(forward(f, {}, {.backend = Backend::cpu}).ok());
   EXPECT_EQ(o.values(), apart.results.o.values());
   const BackwardTensors g{.q = slice(qkv, 0),

@@ -212,7 +212,8 @@ TEST(Edge, Row49_NanQueryRowGivesItsNanRowAlone) {
         Instance x(c);
         x.q.set({0, row, 0, 3}, kNan);
         x.q.freeze();
-        expect_nan_rows(x, [&](std::int64_t i) { return i == row; }, "NaN query");
+        expect_nan_rows(
+            x, [&](std::int64_t i) { return i == row; }, "NaN query");
       }
     }
   }
@@ -228,7 +229,8 @@ TEST(Edge, Row49_NanQueryRowWithSoftcapOrAlibiOrNegativeScale) {
     Instance x(c);
     x.q.set({0, 7, 0, 0}, kNan);
     x.q.freeze();
-    expect_nan_rows(x, [](std::int64_t i) { return i == 7; }, "NaN query");
+    expect_nan_rows(
+        x, [](std::int64_t i) { return i == 7; }, "NaN query");
   }
 }
 
@@ -240,12 +242,14 @@ TEST(Edge, Row49_NanKeyReachesExactlyTheRowsThatSeeIt) {
       Instance all(c);
       all.k.set({0, key, 0, 2}, kNan);
       all.k.freeze();
-      expect_nan_rows(all, [](std::int64_t) { return true; }, "NaN key");
+      expect_nan_rows(
+          all, [](std::int64_t) { return true; }, "NaN key");
       c.options.mask.causal = true;
       Instance causal(c);
       causal.k.set({0, key, 0, 2}, kNan);
       causal.k.freeze();
-      expect_nan_rows(causal, [&](std::int64_t i) { return i >= key; }, "NaN key");
+      expect_nan_rows(
+          causal, [&](std::int64_t i) { return i >= key; }, "NaN key");
     }
   }
 }

@@ -1,29 +1,34 @@
 // The error bounds, in one place (docs/design.md, "Accuracy").
 //
-// u is the unit roundoff: 2^-24 (f32), 2^-11 (f16), 2^-8 (bf16). ref is the float64 oracle's tensor, and
-// E the largest error of the plain version (support/plain.hpp) against the same oracle.
+// u is the unit roundoff: 2^-24 (f32), 2^-11 (f16), 2^-8 (bf16). ref is the float64 oracle's
+// tensor, and E the largest error of the plain version (support/plain.hpp) against the same oracle.
 //
 //   f16, bf16   |x - ref| <= 2 E + 2 u max|ref|
-//     E is what the type itself costs on this very data; twice it leaves room for another order of the
-//     same roundings (P rounded before instead of after the division by its sum), the second term for
-//     rows on which the plain version happens to be exact.
+//     E is what the type itself costs on this very data; twice it leaves room for another order of
+//     the same roundings (P rounded before instead of after the division by its sum), the second
+//     term for rows on which the plain version happens to be exact.
 //
 //   f32         |x - ref| <= 2 E + 2 u (sqrt(n) + S) max|ref|
-//     n is the number of terms behind an element: d_qk + s_k for O and dQ, d_qk + d_v + group s_q for dK
-//     and dV; rounding errors of a sum of n terms grow like u sqrt(n). S is the largest sum of
-//     |scale q_e k_e| + |bias| over all visible pairs: a score carries an absolute error of about u S,
-//     which the softmax passes on as a relative one.
+//     n is the number of terms behind an element: d_qk + s_k for O and dQ, d_qk + d_v + group s_q
+//     for dK and dV; rounding errors of a sum of n terms grow like u sqrt(n). S is the largest sum
+//     of |scale q_e k_e| + |bias| over all visible pairs: a score carries an absolute error of
+//     about u S, which the softmax passes on as a relative one.
 //
-//   dQ, dK      2 u G more, G = |scale| max p_ij (sum |dO_e v_e| + sum |dO_e o_e|) times max|k| or max|q|
-//     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do not.
+//   dQ, dK      2 u G more, G = |scale| max p_ij (sum |dO_e v_e| + sum |dO_e o_e|) times max|k| or
+//   max|q|
+//     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do
+//     not.
 //
-//   LSE         |x - ref| <= 4 u32 (S + |ref|), row by row
-//     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its error
-//     is a mean of theirs, and storing it costs u32 |ref|.
+//   LSE         |x - ref| <= u32 (2 + sqrt(d_qk)) (S + |ref|), row by row
+//     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its
+//     error is a mean of theirs, that of one score where a key takes it all (an attention sink):
+//     d_qk products added to partial sums of size up to S. Storing it costs u32 |ref|.
 //
-//   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32 (max|ref| + G)
-//     Unbiased roundings average out over rows (the errors within one row share P and are correlated).
-//     A bias does not: a truncating store is off by u/2 on average and fails this first.
+//   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32
+//   (max|ref| + G)
+//     Unbiased roundings average out over rows (the errors within one row share P and are
+//     correlated). A bias does not: a truncating store is off by u/2 on average and fails this
+//     first.
 #pragma once
 
 #include <string>
@@ -60,8 +65,8 @@ struct Expected {
   Plain plain;
 };
 
-/// Compares as the bounds above say; each violation is a test failure that names the worst index, both
-/// values and the ratio to the bound. Rows with LSE = -inf must be exactly 0.
+/// Compares as the bounds above say; each violation is a test failure that names the worst index,
+/// both values and the ratio to the bound. Rows with LSE = -inf must be exactly 0.
 void check_forward(const Instance& instance, const Results& actual, const Expected& expected,
                    const std::string& who);
 void check_backward(const Instance& instance, const Gradients& actual, const Expected& expected,
@@ -70,8 +75,8 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
 /// Runs forward and backward on every instruction set of this machine and checks both.
 void check_on_every_target(const Instance& instance);
 
-/// One array against another, element by element, |actual - reference| <= bound. NaN and infinities of
-/// the reference must be met exactly.
+/// One array against another, element by element, |actual - reference| <= bound. NaN and infinities
+/// of the reference must be met exactly.
 void check_within(const std::string& name, const TensorSpec& spec,
                   const std::vector<double>& actual, const std::vector<double>& reference,
                   const std::vector<double>& bound, const std::string& who);

@@ -13,18 +13,21 @@ namespace {
 constexpr std::int64_t kGuard = 64;  // elements on both sides
 
 /// Assigns strides; returns the elements that the tensor spans and where position 0, ..., 0 lies.
-std::pair<std::int64_t, std::int64_t> lay_out(TensorSpec& spec, const Layout& layout, Random& random) {
+std::pair<std::int64_t, std::int64_t> lay_out(TensorSpec& spec, const Layout& layout,
+                                              Random& random) {
   std::array<std::size_t, kMaxRank> order{};
   const auto rank = static_cast<std::size_t>(spec.rank);
   for (std::size_t a = 0; a < rank; ++a) order[a] = rank - 1 - a;  // innermost first
   if (layout.random && random.chance(0.5)) {
     for (std::size_t a = rank; a > 1; --a) {
-      std::swap(order[a - 1],
-                order[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(a) - 1))]);
+      std::swap(
+          order[a - 1],
+          order[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(a) - 1))]);
     }
   }
   std::int64_t broadcast = -1;
-  // Not along d: sums of equal terms round the same way at every step, an error of n u, not sqrt(n) u.
+  // Not along d: sums of equal terms round the same way at every step, an error of n u, not sqrt(n)
+  // u.
   if (layout.broadcast && random.chance(0.15) && spec.rank > 1) {
     broadcast = random.integer(0, spec.rank - 2);
   }

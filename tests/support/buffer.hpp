@@ -20,8 +20,8 @@ struct Layout {
   bool odd_offset = false;  ///< data is aligned to one element only
 };
 
-/// Every byte outside the elements (guard zones, padding, gaps of strides) holds 0xff, a NaN in every
-/// float type; damage() says if anything there changed.
+/// Every byte outside the elements (guard zones, padding, gaps of strides) holds 0xff, a NaN in
+/// every float type; damage() says if anything there changed.
 class Buffer {
  public:
   Buffer() = default;  ///< absent
@@ -42,8 +42,8 @@ class Buffer {
   void fill(const std::vector<double>& values);
   void fill(double value);
   /// Calls visit(index, element offset) in row-major order.
-  void for_each(const std::function<void(const std::array<std::int64_t, kMaxRank>&,
-                                         std::int64_t)>& visit) const;
+  void for_each(const std::function<void(const std::array<std::int64_t, kMaxRank>&, std::int64_t)>&
+                    visit) const;
 
   /// Remembers every byte as it is now.
   void freeze() { frozen_ = bytes_; }

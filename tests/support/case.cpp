@@ -63,9 +63,7 @@ void poison_slack(Buffer& buffer, std::int64_t first_row) {
   buffer.freeze();
 }
 
-std::string side(std::int64_t bound) {
-  return bound == kUnbounded ? "inf" : std::to_string(bound);
-}
+std::string side(std::int64_t bound) { return bound == kUnbounded ? "inf" : std::to_string(bound); }
 
 void expect_intact(const char* name, const Buffer& buffer, bool elements_may_change) {
   if (!buffer.present()) return;
@@ -82,8 +80,7 @@ std::int64_t Case::total_k() const { return varlen() ? sum(lens_k) + slack_k : b
 
 std::string Case::text() const {
   std::ostringstream text;
-  text << to_string(dtype) << " -> o " << to_string(o_dtype) << ", grads "
-       << to_string(grad_dtype);
+  text << to_string(dtype) << " -> o " << to_string(o_dtype) << ", grads " << to_string(grad_dtype);
   if (varlen()) {
     text << " varlen q " << join(lens_q) << " k " << join(lens_k) << " slack " << slack_q << "/"
          << slack_k;
@@ -123,8 +120,7 @@ Instance::Instance(const Case& problem) : c(problem) {
     d_lse.fill(normal(0.0, 1.0));
   }
   if (c.alibi_rank > 0) {
-    const std::int64_t sequences =
-        c.varlen() ? static_cast<std::int64_t>(c.lens_q.size()) : c.b;
+    const std::int64_t sequences = c.varlen() ? static_cast<std::int64_t>(c.lens_q.size()) : c.b;
     slopes = c.alibi_rank == 1 ? Buffer(DType::f32, {c.h_q()}, in, s + 6)
                                : Buffer(DType::f32, {sequences, c.h_q()}, in, s + 6);
     slopes.fill([&] { return std::exp2(-8.0 * random.uniform()); });

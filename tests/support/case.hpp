@@ -80,10 +80,11 @@ struct Instance {
   Gradients reference_backward(const Results& float64_results) const;
 };
 
-/// Plans and runs with a poisoned workspace that is exactly as large as planned; fails the test if the
-/// run writes around it.
+/// Plans and runs with a poisoned workspace that is exactly as large as planned; fails the test if
+/// the run writes around it.
 template <class Tensors>
-Status run_poisoned(const Tensors& tensors, const Options& options, const PlanOptions& plan_options);
+Status run_poisoned(const Tensors& tensors, const Options& options,
+                    const PlanOptions& plan_options);
 
 extern template Status run_poisoned(const ForwardTensors&, const Options&, const PlanOptions&);
 extern template Status run_poisoned(const BackwardTensors&, const Options&, const PlanOptions&);

@@ -55,4 +55,12 @@ std::vector<std::string> cpu_target_list() {
   return targets;
 }
 
+const std::vector<std::string>& tested_targets() {
+  static const std::vector<std::string> targets = [] {
+    const char* named = std::getenv("ABACIST_CPU_TARGET");
+    return named != nullptr && *named != '\0' ? std::vector<std::string>{named} : cpu_target_list();
+  }();
+  return targets;
+}
+
 }  // namespace abacist::testing

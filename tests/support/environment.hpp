@@ -44,10 +44,14 @@ class ScopedEnvironment {
 /// The instruction sets of cpu_targets(), best first.
 std::vector<std::string> cpu_target_list();
 
-/// Calls body(name) with the CPU backend forced onto each of them in turn.
+/// Those that the tests run on: all, or the one that ABACIST_CPU_TARGET named when the process
+/// began.
+const std::vector<std::string>& tested_targets();
+
+/// Calls body(name) with the CPU backend forced onto each of tested_targets() in turn.
 template <class Body>
 void for_each_target(const Body& body) {
-  for (const std::string& target : cpu_target_list()) {
+  for (const std::string& target : tested_targets()) {
     const ScopedEnvironment force("ABACIST_CPU_TARGET", target);
     body(target);
   }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "support/environment.hpp"
 #include "support/random.hpp"
 
 namespace {
@@ -19,6 +20,7 @@ class SeedPrinter : public ::testing::EmptyTestEventListener {
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
+  abacist::testing::tested_targets();  // before any test forces one
   ::testing::UnitTest::GetInstance()->listeners().Append(new SeedPrinter);
   return RUN_ALL_TESTS();
 }

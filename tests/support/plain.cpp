@@ -90,8 +90,7 @@ class PlainRun {
   }
 
   Plain run() {
-    const std::int64_t sequences =
-        c_.varlen() ? static_cast<std::int64_t>(c_.lens_q.size()) : c_.b;
+    const std::int64_t sequences = c_.varlen() ? static_cast<std::int64_t>(c_.lens_q.size()) : c_.b;
     std::int64_t first_q = 0;
     std::int64_t first_k = 0;
     for (std::int64_t n = 0; n < sequences; ++n) {
@@ -133,8 +132,8 @@ class PlainRun {
     return s;
   }
 
-  void sequence_head(std::int64_t n, std::int64_t head, std::int64_t first_q,
-                     std::int64_t first_k, std::int64_t len_q, std::int64_t len_k) {
+  void sequence_head(std::int64_t n, std::int64_t head, std::int64_t first_q, std::int64_t first_k,
+                     std::int64_t len_q, std::int64_t len_k) {
     const reference::Visibility visible(c_.options.mask, len_q, len_k);
     float slope = 0.0f;
     if (c_.alibi_rank > 0) {
@@ -144,8 +143,8 @@ class PlainRun {
     std::vector<Score> scores(static_cast<std::size_t>(len_k));
     for (std::int64_t i = 0; i < len_q; ++i) {
       const float* const q = q_.data() + ((first_q + i) * c_.h_q() + head) * c_.d_qk;
-      const auto lse_at = static_cast<std::size_t>(
-          c_.varlen() ? head * c_.total_q() + first_q + i : (n * c_.h_q() + head) * len_q + i);
+      const auto lse_at = static_cast<std::size_t>(c_.varlen() ? head * c_.total_q() + first_q + i
+                                                               : (n * c_.h_q() + head) * len_q + i);
       float maximum = -std::numeric_limits<float>::infinity();
       double size = 0.0;
       for (std::int64_t j = 0; j < len_k; ++j) {
@@ -202,7 +201,8 @@ class PlainRun {
       const std::int64_t at = (first_k + j) * c_.h_k + head / c_.group;
       const float* const v = value(first_k + j, head / c_.group);
       const float dp = dot(d_o, v, c_.d_v);
-      ds_size_ = std::max(ds_size_, std::fabs(scale_) * p * (absolute_dot(d_o, v, c_.d_v) + d_size));
+      ds_size_ =
+          std::max(ds_size_, std::fabs(scale_) * p * (absolute_dot(d_o, v, c_.d_v) + d_size));
       const float ds = rounded(p * (dp - d_row) * s.slope, c_.dtype);
       add_scaled(dq, ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
       add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);

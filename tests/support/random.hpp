@@ -1,5 +1,5 @@
-// Seeded randomness: the same data on every machine; ABACIST_TEST_SEED chooses another seed, and main()
-// prints the seed in use when a test fails.
+// Seeded randomness: the same data on every machine; ABACIST_TEST_SEED chooses another seed, and
+// main() prints the seed in use when a test fails.
 #pragma once
 
 #include <cmath>

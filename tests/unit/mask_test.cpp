@@ -23,7 +23,8 @@ Mask random_mask(Random& random) {
     return random.pick({std::int64_t{0}, random.integer(0, 4), random.integer(0, 40), kUnbounded,
                         kUnbounded - 1, kFar, kFar + 1, std::int64_t{1} << 40});
   };
-  return {random.chance(0.5), {side(), side()},
+  return {random.chance(0.5),
+          {side(), side()},
           random.chance(0.5) ? Align::bottom_right : Align::top_left};
 }
 

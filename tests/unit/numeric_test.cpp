@@ -1,5 +1,5 @@
-// Conversions between the storage types and float, exhaustively: every f16 and bf16 pattern, and every
-// midpoint between neighbours with the floats on both sides of it.
+// Conversions between the storage types and float, exhaustively: every f16 and bf16 pattern, and
+// every midpoint between neighbours with the floats on both sides of it.
 #include "core/numeric.hpp"
 
 #include <gtest/gtest.h>
@@ -79,9 +79,8 @@ TEST(Numeric, RoundsToNearestEvenBetweenAllNeighbours) {
       // What lies past the largest finite value counts as one more step of the same size.
       const double low_value = f.to_float(low);
       const double high_value =
-          high == f.infinity
-              ? 2.0 * low_value - f.to_float(static_cast<std::uint16_t>(bits - 1))
-              : f.to_float(high);
+          high == f.infinity ? 2.0 * low_value - f.to_float(static_cast<std::uint16_t>(bits - 1))
+                             : f.to_float(high);
       const double exact_middle = 0.5 * (low_value + high_value);
       const auto middle = static_cast<float>(exact_middle);
       if (middle == exact_middle) {  // not so for the smallest bf16 subnormal step

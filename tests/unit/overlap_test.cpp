@@ -51,7 +51,8 @@ bool share_bytes(const ConstTensor& a, const ConstTensor& b, const std::byte* ba
   return false;
 }
 
-/// A small view of any strides, somewhere in `memory` (whose bounds do not matter: nothing is read).
+/// A small view of any strides, somewhere in `memory` (whose bounds do not matter: nothing is
+/// read).
 ConstTensor random_view(Random& random, const std::byte* memory) {
   TensorSpec spec;
   spec.dtype = random.pick({DType::bf16, DType::f32, DType::f64});
@@ -93,10 +94,10 @@ TEST(Overlap, SelfOverlapIsNeverMissed) {
 TEST(Overlap, PermutedAndPaddedArraysDoNotOverlapThemselves) {
   for (std::uint64_t stream = 0; stream < 2'000; ++stream) {
     Random random(stream);
-    const Buffer buffer(DType::f32,
-                        {random.integer(0, 3), random.integer(1, 3), random.integer(1, 3),
-                         random.integer(1, 3)},
-                        {.random = true}, stream);
+    const Buffer buffer(
+        DType::f32,
+        {random.integer(0, 3), random.integer(1, 3), random.integer(1, 3), random.integer(1, 3)},
+        {.random = true}, stream);
     ASSERT_FALSE(may_overlap_itself(buffer.spec())) << stream;
   }
 }
@@ -108,9 +109,10 @@ TEST(Overlap, SlicesOfAPackedArrayAreApart) {
   TensorSpec spec = contiguous(DType::f32, {b, s, h, d});
   spec.stride = {s * 3 * h * d, 3 * h * d, d, 1};
   const auto slice = [&](std::int64_t n) {
-    return ConstTensor{reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(memory) +
-                                                     4096 + static_cast<std::uintptr_t>(n * h * d) * 4),
-                       spec};
+    return ConstTensor{
+        reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(memory) + 4096 +
+                                      static_cast<std::uintptr_t>(n * h * d) * 4),
+        spec};
   };
   for (std::int64_t m = 0; m < 3; ++m) {
     for (std::int64_t n = 0; n < 3; ++n) EXPECT_EQ(may_overlap(slice(m), slice(n)), m == n);

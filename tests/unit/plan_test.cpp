@@ -36,7 +36,8 @@ Case random_case(Random& random) {
   c.d_qk = random.integer(1, 9);
   c.d_v = random.integer(1, 9);
   const auto side = [&] { return random.chance(0.5) ? kUnbounded : random.integer(0, 20); };
-  c.options.mask = {random.chance(0.5), {side(), side()},
+  c.options.mask = {random.chance(0.5),
+                    {side(), side()},
                     random.chance(0.5) ? Align::bottom_right : Align::top_left};
   return c;
 }

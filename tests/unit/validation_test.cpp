@@ -108,10 +108,10 @@ TEST(Validation, NullData) {
   expect_backward_error("d_o", "null", [](Good& g) { g.backward.d_o.data = nullptr; });
   expect_backward_error("dk", "null", [](Good& g) { g.backward.dk.data = nullptr; });
   const Case c = varlen_case();
-  expect_forward_error("cu_seqlens_q", "null",
-                       [](Good& g) { g.forward.cu_seqlens_q.data = nullptr; }, &c);
-  expect_forward_error("cu_seqlens_k", "null",
-                       [](Good& g) { g.forward.cu_seqlens_k.data = nullptr; }, &c);
+  expect_forward_error(
+      "cu_seqlens_q", "null", [](Good& g) { g.forward.cu_seqlens_q.data = nullptr; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "null", [](Good& g) { g.forward.cu_seqlens_k.data = nullptr; }, &c);
 }
 
 TEST(Validation, MisalignedData) {
@@ -133,9 +133,11 @@ TEST(Validation, Ranks) {
   expect_forward_error("o", "[b, s_q, h_q, d_v]", [](Good& g) { g.forward.o.rank = 2; });
   expect_forward_error("lse", "[b, h_q, s_q]", [](Good& g) { g.forward.lse.rank = 2; });
   const Case c = varlen_case();
-  expect_forward_error("cu_seqlens_k", "absent", [](Good& g) { g.forward.cu_seqlens_k = {}; }, &c);
-  expect_forward_error("q", "[b, s, h, d]",
-                       [](Good& g) { g.forward.cu_seqlens_q = g.forward.cu_seqlens_k = {}; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "absent", [](Good& g) { g.forward.cu_seqlens_k = {}; }, &c);
+  expect_forward_error(
+      "q", "[b, s, h, d]", [](Good& g) { g.forward.cu_seqlens_q = g.forward.cu_seqlens_k = {}; },
+      &c);
 }
 
 TEST(Validation, Shapes) {
@@ -188,16 +190,14 @@ TEST(Validation, DataTypes) {
   });
   const Case c = varlen_case();
   for (const DType dtype : {DType::f32, DType::f64}) {
-    expect_forward_error("cu_seqlens_q", "i32",
-                         [dtype](Good& g) { g.forward.cu_seqlens_q.dtype = dtype; }, &c);
+    expect_forward_error(
+        "cu_seqlens_q", "i32", [dtype](Good& g) { g.forward.cu_seqlens_q.dtype = dtype; }, &c);
   }
 }
 
 TEST(Validation, ProductsAndStridesThatOverflow) {
   const std::int64_t huge = std::int64_t{1} << 40;
-  expect_forward_error("q", "overflow", [&](Good& g) {
-    g.forward.q.shape = {huge, huge, 2, 3};
-  });
+  expect_forward_error("q", "overflow", [&](Good& g) { g.forward.q.shape = {huge, huge, 2, 3}; });
   expect_forward_error("q", "overflow", [](Good& g) { g.forward.q.stride[0] = kLargest; });
   expect_forward_error("k", "overflow", [](Good& g) {
     g.forward.k.stride[1] = std::numeric_limits<std::int64_t>::min();
@@ -212,8 +212,11 @@ TEST(Validation, ProductsAndStridesThatOverflow) {
 /// Lengths in the billions with nothing in them: planned or refused, but without overflow (UBSan).
 TEST(Validation, AbsurdButEmptyProblems) {
   const std::int64_t huge = std::int64_t{1} << 40;
-  const Extents shapes[] = {{huge, 0, huge, 4}, {0, huge, huge, 4}, {huge, huge, 0, 4},
-                            {huge, 0, 4, huge}, {1, huge, 0, 1}};
+  const Extents shapes[] = {{huge, 0, huge, 4},
+                            {0, huge, huge, 4},
+                            {huge, huge, 0, 4},
+                            {huge, 0, 4, huge},
+                            {1, huge, 0, 1}};
   for (const Extents& shape : shapes) {
     const auto spec = contiguous(DType::f32, {shape[0], shape[1], shape[2], shape[3]});
     ForwardTensors t;
@@ -252,26 +255,28 @@ TEST(Validation, OutputsThatWriteAnElementTwice) {
 }
 
 TEST(Validation, OutputsThatOverlap) {
-  expect_forward_error("o", "overlaps q", [](Good& g) {
-    g.forward.o.data = const_cast<void*>(g.forward.q.data);
-  });
+  expect_forward_error("o", "overlaps q",
+                       [](Good& g) { g.forward.o.data = const_cast<void*>(g.forward.q.data); });
   expect_forward_error("lse", "overlaps v", [](Good& g) {
-    g.forward.lse.data = const_cast<std::byte*>(static_cast<const std::byte*>(g.forward.v.data) + 4);
+    g.forward.lse.data =
+        const_cast<std::byte*>(static_cast<const std::byte*>(g.forward.v.data) + 4);
   });
   expect_forward_error("o", "overlaps lse", [](Good& g) { g.forward.lse.data = g.forward.o.data; });
   expect_backward_error("dq", "overlaps d_o", [](Good& g) {
     g.backward.dq.data = const_cast<void*>(g.backward.d_o.data);
   });
-  expect_backward_error("dk", "overlaps dv", [](Good& g) { g.backward.dv.data = g.backward.dk.data; });
+  expect_backward_error("dk", "overlaps dv",
+                        [](Good& g) { g.backward.dv.data = g.backward.dk.data; });
   const Case c = varlen_case();
-  expect_forward_error("o", "overlaps cu_seqlens_q", [](Good& g) {
-    g.forward.o.data = const_cast<void*>(g.forward.cu_seqlens_q.data);
-  }, &c);
+  expect_forward_error(
+      "o", "overlaps cu_seqlens_q",
+      [](Good& g) { g.forward.o.data = const_cast<void*>(g.forward.cu_seqlens_q.data); }, &c);
 }
 
 TEST(Validation, MaskAndScore) {
   expect_forward_error("mask.window.left", "-1", [](Good& g) { g.options.mask.window.left = -1; });
-  expect_forward_error("mask.window.right", "-7", [](Good& g) { g.options.mask.window.right = -7; });
+  expect_forward_error("mask.window.right", "-7",
+                       [](Good& g) { g.options.mask.window.right = -7; });
   for (const double bad : {std::numeric_limits<double>::infinity(),
                            std::numeric_limits<double>::quiet_NaN(), 1e39, -1e39}) {
     expect_forward_error("score.scale", "finite", [bad](Good& g) { g.options.score.scale = bad; });
@@ -305,22 +310,21 @@ TEST(Validation, CumulativeLengths) {
   expect_forward_error("cu_seqlens_q", "less than", with({0, -1, 3, 5}), &c);
   expect_forward_error("cu_seqlens_q", "past the 5 rows", with({0, 3, 3, 6}), &c);
   expect_forward_error("cu_seqlens_q", "length over max_lengths = 3", with({0, 4, 4, 5}), &c);
-  expect_forward_error("cu_seqlens_k", "entries",
-                       [](Good& g) { g.forward.cu_seqlens_k.shape[0] = 3; }, &c);
-  expect_forward_error("cu_seqlens_k", "contiguous",
-                       [](Good& g) { g.forward.cu_seqlens_k.stride[0] = 2; }, &c);
-  expect_forward_error("cu_seqlens_k", "contiguous",
-                       [](Good& g) { g.forward.cu_seqlens_k.shape[0] = 0; }, &c);
-  expect_forward_error("max_lengths.s_q", "-1",
-                       [](Good& g) { g.options.max_lengths.s_q = -1; }, &c);
-  expect_forward_error("cu_seqlens_k", "length over max_lengths = 2",
-                       [](Good& g) { g.options.max_lengths.s_k = 2; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "entries", [](Good& g) { g.forward.cu_seqlens_k.shape[0] = 3; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "contiguous", [](Good& g) { g.forward.cu_seqlens_k.stride[0] = 2; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "contiguous", [](Good& g) { g.forward.cu_seqlens_k.shape[0] = 0; }, &c);
+  expect_forward_error(
+      "max_lengths.s_q", "-1", [](Good& g) { g.options.max_lengths.s_q = -1; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "length over max_lengths = 2", [](Good& g) { g.options.max_lengths.s_k = 2; },
+      &c);
 }
 
 TEST(Validation, Devices) {
-  expect_forward_error("k", "cuda:1", [](Good& g) {
-    g.forward.k.device = {DeviceType::cuda, 1};
-  });
+  expect_forward_error("k", "cuda:1", [](Good& g) { g.forward.k.device = {DeviceType::cuda, 1}; });
 }
 
 TEST(Validation, NoBackendTakesTensorsOfAnAbsentDevice) {
@@ -343,8 +347,8 @@ TEST(Validation, ThreadsMustNotBeNegative) {
 
 TEST(Validation, PlanRefusesOtherTensorsThanItsOwn) {
   Good good;
-  const auto planned = plan(make_problem(good.forward, good.options),
-                            {.backend = Backend::reference});
+  const auto planned =
+      plan(make_problem(good.forward, good.options), {.backend = Backend::reference});
   ASSERT_TRUE(planned.ok());
   std::vector<std::byte> memory(planned->info().workspace_bytes + 512);
   void* data = memory.data();
@@ -361,8 +365,8 @@ TEST(Validation, PlanRefusesOtherTensorsThanItsOwn) {
 
 TEST(Validation, Workspace) {
   Good good;
-  const auto planned = plan(make_problem(good.forward, good.options),
-                            {.backend = Backend::reference});
+  const auto planned =
+      plan(make_problem(good.forward, good.options), {.backend = Backend::reference});
   ASSERT_TRUE(planned.ok());
   const std::size_t bytes = planned->info().workspace_bytes;
   ASSERT_GT(bytes, 0u);
@@ -372,8 +376,9 @@ TEST(Validation, Workspace) {
   std::align(kWorkspaceAlignment, bytes + 256, data, space);
   expect_error(planned->run(good.forward), "workspace", "has 0 bytes");
   expect_error(planned->run(good.forward, {.workspace = {data, bytes - 1}}), "workspace", "needs");
-  expect_error(planned->run(good.forward, {.workspace = {static_cast<std::byte*>(data) + 8, bytes}}),
-               "workspace", "aligned");
+  expect_error(
+      planned->run(good.forward, {.workspace = {static_cast<std::byte*>(data) + 8, bytes}}),
+      "workspace", "aligned");
   expect_untouched(good);
 }
 
