@@ -1,9 +1,10 @@
 // Forward pass on the CPU: planning, and the items of a run.
 //
 // An item is (key split, sequence, key/value head, tile of packed query rows). Items are handed out
-// by tickets, within a head the later tiles first: under causal masks those are the longest, and the
-// run ends on short ones. Keys are split only when rows alone give too few items; the split count
-// follows from the problem, never from the threads, so the bits do not depend on the thread count.
+// by tickets, within a head the later tiles first: under causal masks those are the longest, and
+// the run ends on short ones. Keys are split only when rows alone give too few items; the split
+// count follows from the problem, never from the threads, so the bits do not depend on the thread
+// count.
 #include <algorithm>
 
 #include "cpu/driver.hpp"
@@ -25,17 +26,17 @@ struct ForwardChoices {
   std::size_t scratch_bytes = 0;    ///< per thread
   std::size_t partials_offset = 0;  ///< of O partials in the workspace
   std::size_t lse_offset = 0;
-  std::size_t index_offset = 0;     ///< varlen: first item of each sequence
+  std::size_t index_offset = 0;  ///< varlen: first item of each sequence
 };
 
-/// Tile sizes: Q and O of a tile stay in L2 (rows * (d_qk + d_v) floats up to 512 KiB), K and V of a
-/// block, too (up to 96 KiB). Many rows amortise the packing of K and V: 384 rows instead of 192
+/// Tile sizes: Q and O of a tile stay in L2 (rows * (d_qk + d_v) floats up to 512 KiB), K and V of
+/// a block, too (up to 96 KiB). Many rows amortise the packing of K and V: 384 rows instead of 192
 /// halve it.
 Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
   const std::int64_t packed = g.s_q * g.group;
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t most = std::max<std::int64_t>(131072 / (g.d_qk + g.d_v), panel);
-  std::int64_t rows = std::min<std::int64_t>(384, most);
+  std::int64_t rows = std::min({std::int64_t{384}, most, kMaxPanels * panel});
   while (rows > 96 && g.kv_heads() * ceil_div(packed, rows) < kEnoughItems) rows /= 2;
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(packed, rows), 1);
   rows = std::max<std::int64_t>(ceil_div(ceil_div(packed, tiles), panel), 1) * panel;
@@ -48,8 +49,7 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
 std::int64_t choose_splits(const core::Geometry& g, std::int64_t row_tiles) {
   const std::int64_t items = g.kv_heads() * row_tiles;
   if (items == 0 || items >= kFewItems) return 1;
-  return std::max<std::int64_t>(
-      std::min(ceil_div(kFewItems, items), g.s_k / kMinKeysOfSplit), 1);
+  return std::max<std::int64_t>(std::min(ceil_div(kFewItems, items), g.s_k / kMinKeysOfSplit), 1);
 }
 
 void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanInfo& info) {
@@ -61,15 +61,13 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
                 info.visible_pairs.exact};
   const std::int64_t in = size_of(x.q.dtype);
   const Count rows = Count{g.total_q} * g.h_q;
-  const Count once =
-      rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) + (x.lse.present() ? 4 : 0));
+  const Count once = rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) + (x.lse.present() ? 4 : 0));
   // K and V pass once per tile of rows; a tile reads the union of its rows' intervals.
-  const Figure keys = tile_visits(resolved, c.tiles.rows, [](core::Interval seen, std::int64_t) {
-    return seen.size();
-  });
+  const Figure keys = tile_visits(resolved, c.tiles.rows,
+                                  [](core::Interval seen, std::int64_t) { return seen.size(); });
   const Count partials = c.splits > 1 ? rows * c.splits * (g.d_v + 1) * 4 * 2 : Count{0};
-  info.slow_memory_bytes = {
-      (once + Count{keys.value} * (g.d_qk + g.d_v) * in + partials).value, keys.exact};
+  info.slow_memory_bytes = {(once + Count{keys.value} * (g.d_qk + g.d_v) * in + partials).value,
+                            keys.exact};
   // Standard attention writes and reads scores and probabilities, in float, once each.
   const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
@@ -242,11 +240,10 @@ Status run_forward(const core::ForwardCall& call) {
   std::vector<Partial> parts;
   for (std::int64_t s = 0; s < c.splits; ++s) parts.push_back(partial(call, c, s));
   // Rows past cu_seqlens_q[b] have no partial result, and are not written.
-  const std::int64_t rows =
-      call.resolved.geometry.varlen
-          ? static_cast<const std::int32_t*>(
-                call.tensors.cu_seqlens_q.data)[call.resolved.geometry.b]
-          : call.resolved.geometry.total_q;
+  const std::int64_t rows = call.resolved.geometry.varlen
+                                ? static_cast<const std::int32_t*>(
+                                      call.tensors.cu_seqlens_q.data)[call.resolved.geometry.b]
+                                : call.resolved.geometry.total_q;
   merge_rows(parts, call.tensors.o, call.tensors.lse, rows, threads);
   return {};
 }

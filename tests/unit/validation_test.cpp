@@ -127,8 +127,8 @@ TEST(Validation, MisalignedData) {
 
 TEST(Validation, Ranks) {
   expect_forward_error("q", "[b, s, h, d]", [](Good& g) { g.forward.q.rank = 3; });
-  expect_forward_error("q", "negative", [](Good& g) { g.forward.q.rank = -1; });
-  expect_forward_error("k", "at most 4", [](Good& g) { g.forward.k.rank = 5; });
+  expect_forward_error("q", "rank is -1", [](Good& g) { g.forward.q.rank = -1; });
+  expect_forward_error("k", "rank is 5", [](Good& g) { g.forward.k.rank = 5; });
   expect_forward_error("v", "[b, s, h, d]", [](Good& g) { g.forward.v.rank = 1; });
   expect_forward_error("o", "[b, s_q, h_q, d_v]", [](Good& g) { g.forward.o.rank = 2; });
   expect_forward_error("lse", "[b, h_q, s_q]", [](Good& g) { g.forward.lse.rank = 2; });

@@ -10,8 +10,8 @@
 
 namespace abacist::cpu {
 
-/// One head group of one sequence of an operand: element (row i, head g of the group, dim c) lies at
-/// data[i * row + g * head + c * dim].
+/// One head group of one sequence of an operand: element (row i, head g of the group, dim c) lies
+/// at data[i * row + g * head + c * dim].
 template <class Void>
 struct BasicOperand {
   Void* data = nullptr;
@@ -48,18 +48,22 @@ struct ScoreRule {
   static ScoreRule make(double scale, double softcap, bool alibi);
 };
 
+/// Panels of a tile at most: kernels keep an array of what each panel sees.
+inline constexpr int kMaxPanels = 64;
+
 /// Tile sizes of a run; a function of the problem and the instruction set alone.
 struct Tiles {
-  int rows = 0;  ///< query rows (packed: i * group + g), a multiple of panel_rows
+  int rows = 0;  ///< query rows (packed: i * group + g), a multiple of panel_rows, at most
+                 ///< kMaxPanels of them
   int keys = 0;  ///< keys of a block, a multiple of key_step
 };
 
-/// One work item of the forward pass: query rows [first_row, last_row) of one key/value head against
-/// keys [first_key, last_key).
+/// One work item of the forward pass: query rows [first_row, last_row) of one key/value head
+/// against keys [first_key, last_key).
 struct ForwardTask {
   Operand q, k, v;  ///< k and v: head 0 of the operand is the group's key/value head
   Output o;
-  RowOutput lse;    ///< data null: not wanted
+  RowOutput lse;  ///< data null: not wanted
   core::MaskRule rule;
   ScoreRule score;
   std::int64_t group = 1;
@@ -69,8 +73,8 @@ struct ForwardTask {
   Tiles tiles;
 };
 
-/// What all items of one key/value head of one sequence share in the backward pass. Rows are packed,
-/// r = i * group + g; a row tile is `tiles.rows` of them.
+/// What all items of one key/value head of one sequence share in the backward pass. Rows are
+/// packed, r = i * group + g; a row tile is `tiles.rows` of them.
 struct BackwardHead {
   Operand q, k, v, o, d_o;
   Output dq, dk, dv;

@@ -24,21 +24,25 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F4 = hn::CappedTag<float, 4>;  // one lane on the portable target
 inline constexpr size_t kFour = hn::MaxLanes(F4());
 
-/// kFour consecutive elements as floats.
-HWY_INLINE hn::Vec<F4> load4(const float* p) { return hn::LoadU(F4(), p); }
-HWY_INLINE hn::Vec<F4> load4(const hwy::bfloat16_t* p) {
-  return hn::PromoteTo(F4(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, F4>(), p));
-}
-HWY_INLINE hn::Vec<F4> load4(const hwy::float16_t* p) {
-  return hn::PromoteTo(F4(), hn::LoadU(hn::Rebind<hwy::float16_t, F4>(), p));
-}
-
 HWY_INLINE float load1(const float* p) { return *p; }
 HWY_INLINE float load1(const hwy::bfloat16_t* p) { return core::bf16_to_float(p->bits); }
 HWY_INLINE float load1(const hwy::float16_t* p) {
   std::uint16_t bits;
   __builtin_memcpy(&bits, p, sizeof(bits));
   return core::f16_to_float(bits);
+}
+
+/// kFour consecutive elements as floats.
+HWY_INLINE hn::Vec<F4> load4(const float* p) { return hn::LoadU(F4(), p); }
+HWY_INLINE hn::Vec<F4> load4(const hwy::bfloat16_t* p) {
+  return hn::PromoteTo(F4(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, F4>(), p));
+}
+HWY_INLINE hn::Vec<F4> load4(const hwy::float16_t* p) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(F4(), load1(p));  // Highway's emulation reads NaN and infinity as finite numbers
+#else
+  return hn::PromoteTo(F4(), hn::LoadU(hn::Rebind<hwy::float16_t, F4>(), p));
+#endif
 }
 
 /// One row of `depth` elements, `dim` apart, as contiguous floats.
@@ -63,7 +67,6 @@ HWY_INLINE void with_type(const void* data, DType dtype, const Body& body) {
     body(static_cast<const float*>(data));
   }
 }
-
 
 /// Interleaves four float rows: out[k * 4 + m] = row_m[k]. Null rows are zero.
 HWY_INLINE void interleave4(const float* r0, const float* r1, const float* r2, const float* r3,
@@ -111,8 +114,8 @@ HWY_INLINE void pack_rows(const Operand& x, std::int64_t first, size_t count, si
 }
 
 /// Packs columns: element (column c, row j) at out[(c / 4) * stride * 4 + j * 4 + c % 4] for rows
-/// [first, first + count). Columns up to the next multiple of kStep, and rows up to the next multiple
-/// of kStep, are zero. `staging` holds `depth` rounded up to kStep floats.
+/// [first, first + count). Columns up to the next multiple of kStep, and rows up to the next
+/// multiple of kStep, are zero. `staging` holds `depth` rounded up to kStep floats.
 HWY_INLINE void pack_columns(const Operand& x, std::int64_t first, size_t count, size_t depth,
                              size_t stride, float* HWY_RESTRICT out, float* HWY_RESTRICT staging) {
   const size_t padded = hwy::RoundUpTo(depth, kStep);
@@ -173,7 +176,8 @@ HWY_INLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t fi
         }
       } else {  // the portable target's panels are narrower than a group
         for (size_t k = 0; k < depth; ++k) {
-          for (size_t m = 0; m < used; ++m) out[k * kPanel + lane + m] = four[k * kGroup + m] * factor;
+          for (size_t m = 0; m < used; ++m)
+            out[k * kPanel + lane + m] = four[k * kGroup + m] * factor;
         }
       }
     }

@@ -35,9 +35,6 @@ struct Carver {
   }
 };
 
-/// Panels of a tile at most; tiles.rows never exceeds kMaxPanels * kPanel.
-inline constexpr size_t kMaxPanels = 64;
-
 /// Keys [first, last) of a block, multiples of kStep; `full`: no lane needs a mask there.
 struct BlockRange {
   size_t first;
@@ -53,8 +50,8 @@ struct PanelMask {
   std::int64_t first_row = 0;
   size_t count = 0;
   std::int64_t first_key = 0, last_key = 0;  ///< of the item
-  core::Interval any{};  ///< keys that some lane sees
-  core::Interval all{};  ///< keys that every lane sees
+  core::Interval any{};                      ///< keys that some lane sees
+  core::Interval all{};                      ///< keys that every lane sees
 
   PanelMask() = default;
   PanelMask(const core::MaskRule& mask_rule, std::int64_t group_size, std::int64_t row,
@@ -127,8 +124,8 @@ struct LaneVectors {
   }
 };
 
-/// The score chain of one vector: scale, softcap, ALiBi, and to base-2 units. `derivative` is that of
-/// softcap, 1 - tanh^2.
+/// The score chain of one vector: scale, softcap, ALiBi, and to base-2 units. `derivative` is that
+/// of softcap, 1 - tanh^2.
 HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key, V& derivative) {
   const F f;
   const V one = hn::Set(f, 1.0f);
