@@ -1,0 +1,65 @@
+#include "bench_case.hpp"
+
+#include <chrono>
+
+#include "abacist/attention.hpp"
+
+namespace abacist::cli {
+
+bool BenchProblem::operator==(const BenchProblem& other) const {
+  const auto key = [](const BenchProblem& x) {
+    return std::tie(x.pass, x.dtype, x.b, x.s_q, x.s_k, x.h_q, x.h_k, x.d_qk, x.d_v, x.causal,
+                    x.plan.backend, x.plan.threads);
+  };
+  return key(*this) == key(other);
+}
+
+BenchCase::BenchCase(const BenchProblem& p, std::uint64_t seed) : problem_(p) {
+  inputs_.q = make_random(p.dtype, {p.b, p.s_q, p.h_q, p.d_qk}, seed, 1);
+  inputs_.k = make_random(p.dtype, {p.b, p.s_k, p.h_k, p.d_qk}, seed, 2);
+  inputs_.v = make_random(p.dtype, {p.b, p.s_k, p.h_k, p.d_v}, seed, 3);
+  o_ = make_o(inputs_, p.dtype);
+  lse_ = make_lse(inputs_);
+  forward_ = {.q = inputs_.q.in(), .k = inputs_.k.in(), .v = inputs_.v.in(), .o = o_.out(),
+              .lse = lse_.out()};
+  const Options options{.mask = {.causal = p.causal}};
+  runner_ = std::make_unique<Runner>(make_problem(forward_, options), p.plan);
+  runner_->run(forward_);
+  if (p.pass == Pass::backward) plan_backward(seed);
+}
+
+void BenchCase::plan_backward(std::uint64_t seed) {
+  const BenchProblem& p = problem_;
+  d_o_ = make_random(p.dtype, {p.b, p.s_q, p.h_q, p.d_v}, seed, 4);
+  dq_ = make_operand(p.dtype, {p.b, p.s_q, p.h_q, p.d_qk});
+  dk_ = make_operand(p.dtype, {p.b, p.s_k, p.h_k, p.d_qk});
+  dv_ = make_operand(p.dtype, {p.b, p.s_k, p.h_k, p.d_v});
+  backward_ = {.q = inputs_.q.in(), .k = inputs_.k.in(), .v = inputs_.v.in(), .o = o_.in(),
+               .lse = lse_.in(), .d_o = d_o_.in(), .dq = dq_.out(), .dk = dk_.out(),
+               .dv = dv_.out()};
+  const Options options{.mask = {.causal = p.causal}};
+  runner_ = std::make_unique<Runner>(make_problem(backward_, options), p.plan);
+  runner_->run(backward_);
+}
+
+double BenchCase::run() const {
+  return problem_.pass == Pass::backward ? runner_->run(backward_) : runner_->run(forward_);
+}
+
+Burst BenchCase::burst(double min_seconds) const {
+  using Clock = std::chrono::steady_clock;
+  Burst burst;
+  double seconds = 0.0;
+  const auto start = Clock::now();
+  do {
+    run();
+    ++burst.runs;
+    seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  } while (seconds < min_seconds);
+  burst.seconds_per_run = seconds / static_cast<double>(burst.runs);
+  return burst;
+}
+
+double measure_fma_peak(int /*threads*/) { return -1.0; }
+
+}  // namespace abacist::cli

@@ -1,0 +1,58 @@
+// A problem that is timed: its data, its plan, and bursts of runs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "abacist/problem.hpp"
+#include "operands.hpp"
+#include "runner.hpp"
+
+namespace abacist::cli {
+
+struct BenchProblem {
+  Pass pass = Pass::forward;
+  DType dtype = DType::f32;
+  std::int64_t b = 1, s_q = 1024, s_k = 1024, h_q = 1, h_k = 1, d_qk = 64, d_v = 64;
+  bool causal = false;
+  PlanOptions plan{};
+
+  bool operator==(const BenchProblem& other) const;
+};
+
+/// Runs in a row: how many, and how long one took on average.
+struct Burst {
+  double seconds_per_run = 0.0;
+  std::int64_t runs = 0;
+};
+
+class BenchCase {
+ public:
+  /// Allocates, fills with random normal data, and runs once to touch every page. The backward pass
+  /// gets its O and LSE from a forward run.
+  BenchCase(const BenchProblem& problem, std::uint64_t seed);
+
+  /// Runs for at least so long, at least once.
+  Burst burst(double min_seconds) const;
+
+  const BenchProblem& problem() const { return problem_; }
+  const PlanInfo& info() const { return runner_->info(); }
+
+ private:
+  double run() const;
+  void plan_backward(std::uint64_t seed);
+
+  BenchProblem problem_;
+  Inputs inputs_;
+  Operand o_, lse_, d_o_, dq_, dk_, dv_;
+  ForwardTensors forward_;
+  BackwardTensors backward_;
+  std::unique_ptr<Runner> runner_;
+};
+
+/// FLOP/s of fused multiply-adds on so many threads (0: all allowed): the ceiling of the CPU backend.
+/// Negative where this build has no measurement.
+double measure_fma_peak(int threads);
+
+}  // namespace abacist::cli

@@ -1,0 +1,57 @@
+// abacist: exact attention from the command line.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "abacist/version.hpp"
+#include "commands.hpp"
+#include "io/pending_file.hpp"
+#include "user_error.hpp"
+
+namespace {
+
+/// One line, whatever a file or an argument put into the message.
+int report(std::string message) {
+  for (char& c : message) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
+  fmt::print(stderr, "abacist: error: {}\n", message);
+  return abacist::cli::kBadInput;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Exact attention that never writes the score matrix.", "abacist"};
+  app.set_version_flag("--version", std::string("abacist ") + abacist::version());
+  app.require_subcommand(1);
+  app.set_help_all_flag("--help-all", "Help of all commands");
+  int exit_code = 0;
+  abacist::cli::add_attend(app);
+  abacist::cli::add_verify(app, exit_code);
+  abacist::cli::add_bench(app);
+  abacist::cli::add_explain(app);
+  abacist::cli::add_info(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return report(std::string(error.what()) + " (see abacist --help)");
+  }
+  return std::fflush(stdout) == 0 ? exit_code : report("cannot write to standard output");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  abacist::io::unlink_pending_on_signals();
+  try {
+    return run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return report("out of memory");
+  } catch (const std::exception& error) {
+    return report(error.what());
+  }
+}

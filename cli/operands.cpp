@@ -1,0 +1,243 @@
+#include "operands.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "core/numeric.hpp"
+#include "io/tensor_file.hpp"
+#include "memory.hpp"
+#include "random.hpp"
+#include "text.hpp"
+#include "user_error.hpp"
+
+namespace abacist::cli {
+namespace {
+
+// Axes [b, s, h, d] in a file, by rank; absent ones have extent 1.
+constexpr int kAbsent = -1;
+using AxisMap = std::array<int, kMaxRank>;
+
+AxisMap axis_map(const AxisOrder& order) {
+  const int s = order.heads_first ? 1 : 0;
+  const int h = order.heads_first ? 0 : 1;
+  switch (order.rank) {
+    case 4:
+      return {0, 1 + s, 1 + h, 3};
+    case 3:
+      return {kAbsent, s, h, 2};
+    default:
+      return {kAbsent, 0, kAbsent, 1};
+  }
+}
+
+/// Bytes of a shape; throws UserError if they overflow.
+std::int64_t checked_bytes(DType dtype, const TensorSpec& spec) {
+  std::int64_t bytes = size_of(dtype);
+  for (int axis = 0; axis < spec.rank; ++axis) {
+    if (__builtin_mul_overflow(bytes, spec.shape[static_cast<std::size_t>(axis)], &bytes)) {
+      throw UserError("a tensor of shape " + shape_text(spec) + " is too large");
+    }
+  }
+  return bytes;
+}
+
+/// The bytes of a loaded array, in place if its elements are aligned.
+std::pair<void*, std::shared_ptr<const void>> aligned_bytes(const io::LoadedArray& loaded,
+                                                            std::int64_t bytes, DType dtype) {
+  const auto address = reinterpret_cast<std::uintptr_t>(loaded.array.data);
+  if (address % static_cast<std::uintptr_t>(size_of(dtype)) == 0) {
+    // Inputs are only read; the mapping enforces it.
+    return {const_cast<std::byte*>(loaded.array.data), loaded.file};
+  }
+  auto memory = allocate(bytes);
+  std::memcpy(memory.get(), loaded.array.data, static_cast<std::size_t>(bytes));
+  return {memory.get(), memory};
+}
+
+/// A file's array as [b, s, h, d].
+Operand as_bshd(const io::LoadedArray& loaded, const AxisOrder& order, const std::string& what) {
+  const io::Array& array = loaded.array;
+  if (!array.dtype || *array.dtype == DType::i32) {
+    throw UserError(fmt::format("{} holds {}, must be f16, bf16, f32 or f64", what,
+                                array.type_name));
+  }
+  if (array.shape.size() != static_cast<std::size_t>(order.rank)) {
+    throw UserError(fmt::format("{} has shape {}, must have rank {} as Q has", what,
+                                io::shape_text(array.shape), order.rank));
+  }
+  Operand operand;
+  operand.spec.dtype = *array.dtype;
+  operand.spec.rank = kMaxRank;
+  const AxisMap map = axis_map(order);
+  for (std::size_t axis = 0; axis < kMaxRank; ++axis) {
+    const bool absent = map[axis] == kAbsent;
+    const auto from = static_cast<std::size_t>(absent ? 0 : map[axis]);
+    operand.spec.shape[axis] = absent ? 1 : array.shape[from];
+    operand.spec.stride[axis] = absent ? 0 : array.stride[from];
+  }
+  const std::int64_t bytes = checked_bytes(operand.spec.dtype, operand.spec);
+  std::tie(operand.data, operand.owner) = aligned_bytes(loaded, bytes, operand.spec.dtype);
+  return operand;
+}
+
+io::Location location_of(const std::string& given, const std::string& all, const char* name) {
+  if (given.empty() && all.empty()) {
+    throw UserError(fmt::format("--{} is missing (or give one .safetensors file with q, k and v)",
+                                name));
+  }
+  return io::Location::parse(given.empty() ? all : given);
+}
+
+/// The standard slopes: powers of 2^(-8/n) for n heads, n a power of two; else those of the next
+/// smaller power of two, then every other one of the next larger (Press et al. 2022, appendix).
+std::vector<double> standard_slopes(std::int64_t heads) {
+  std::vector<double> slopes;
+  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(heads)));
+  for (std::int64_t head = 0; head < heads; ++head) {
+    const double exponent = head < power
+                                ? 8.0 * static_cast<double>(head + 1) / static_cast<double>(power)
+                                : 8.0 * (static_cast<double>(head - power) + 0.5) /
+                                      static_cast<double>(power);
+    slopes.push_back(std::exp2(-exponent));
+  }
+  return slopes;
+}
+
+}  // namespace
+
+std::int64_t Operand::count() const {
+  std::int64_t count = spec.present() ? 1 : 0;
+  for (int axis = 0; axis < spec.rank; ++axis) count *= spec.shape[static_cast<std::size_t>(axis)];
+  return count;
+}
+
+Operand make_operand(DType dtype, std::initializer_list<std::int64_t> shape) {
+  Operand operand;
+  operand.spec = contiguous(dtype, shape);
+  const auto memory = allocate(checked_bytes(dtype, operand.spec));
+  operand.data = memory.get();
+  operand.owner = memory;
+  operand.file_shape = shape;
+  return operand;
+}
+
+Operand make_random(DType dtype, std::initializer_list<std::int64_t> shape, std::uint64_t seed,
+                    std::uint64_t stream) {
+  Operand operand = make_operand(dtype, shape);
+  fill_normal(operand.data, dtype, operand.count(), seed, stream);
+  return operand;
+}
+
+Operand convert(const ConstTensor& from, DType dtype) {
+  const Extents& n = from.shape;
+  Operand to = make_operand(dtype, {n[0], n[1], n[2], n[3]});
+  std::int64_t next = 0;
+  for (std::int64_t x = 0; x < n[0]; ++x) {
+    for (std::int64_t y = 0; y < n[1]; ++y) {
+      for (std::int64_t z = 0; z < n[2]; ++z) {
+        const std::int64_t row = x * from.stride[0] + y * from.stride[1] + z * from.stride[2];
+        for (std::int64_t w = 0; w < n[3]; ++w) {
+          const double value = core::load_element(from.data, from.dtype, row + w * from.stride[3]);
+          core::store_element(to.data, dtype, next++, value);
+        }
+      }
+    }
+  }
+  return to;
+}
+
+Inputs load_inputs(const FileArguments& files) {
+  Inputs inputs;
+  inputs.order.heads_first = files.layout == "bhsd";
+  const struct {
+    const char* name;
+    const std::string& given;
+    Operand& operand;
+  } all[] = {{"q", files.q, inputs.q}, {"k", files.k, inputs.k}, {"v", files.v, inputs.v}};
+  for (const auto& [name, given, operand] : all) {
+    const io::Location location = location_of(given, files.all, name);
+    const io::LoadedArray loaded = io::load(location, name);
+    const std::string what = location.path + " (" + name + ")";
+    if (&operand == &inputs.q) {
+      const std::size_t rank = loaded.array.shape.size();
+      if (rank < 2 || rank > 4) {
+        throw UserError(fmt::format("{} has shape {}, must have rank 2, 3 or 4", what,
+                                    io::shape_text(loaded.array.shape)));
+      }
+      inputs.order.rank = static_cast<int>(rank);
+    }
+    operand = as_bshd(loaded, inputs.order, what);
+    if (!files.dtype.empty()) operand = convert(operand.in(), parse_dtype(files.dtype));
+    inputs.paths.push_back(location.path);
+  }
+  return inputs;
+}
+
+Inputs random_inputs(const SizeArguments& sizes) {
+  const SizeArguments s = sizes.resolved();
+  const DType dtype = parse_dtype(s.dtype);
+  Inputs inputs;
+  inputs.q = make_random(dtype, {s.b, s.s_q, s.h_q, s.d_qk}, s.seed, 1);
+  inputs.k = make_random(dtype, {s.b, s.s_k, s.h_k, s.d_qk}, s.seed, 2);
+  inputs.v = make_random(dtype, {s.b, s.s_k, s.h_k, s.d_v}, s.seed, 3);
+  return inputs;
+}
+
+void add_slopes(Inputs& inputs, const std::string& alibi) {
+  if (alibi.empty()) return;
+  if (alibi == "auto") {
+    const std::int64_t heads = inputs.q.spec.shape[2];
+    inputs.slopes = make_operand(DType::f32, {heads});
+    std::int64_t next = 0;
+    for (const double slope : standard_slopes(heads)) {
+      core::store_element(inputs.slopes.data, DType::f32, next++, slope);
+    }
+    return;
+  }
+  const io::Location location = io::Location::parse(alibi);
+  const io::LoadedArray loaded = io::load(location, "alibi_slopes");
+  const io::Array& array = loaded.array;
+  if (array.dtype != DType::f32 || array.shape.empty() || array.shape.size() > 2) {
+    throw UserError(fmt::format("{} (--alibi) is {}{}, must be f32 [h_q] or [b, h_q]",
+                                location.path, array.type_name, io::shape_text(array.shape)));
+  }
+  Operand& slopes = inputs.slopes;
+  slopes.spec.dtype = *array.dtype;
+  slopes.spec.rank = static_cast<int>(array.shape.size());
+  std::copy(array.shape.begin(), array.shape.end(), slopes.spec.shape.begin());
+  std::copy(array.stride.begin(), array.stride.end(), slopes.spec.stride.begin());
+  const std::int64_t bytes = checked_bytes(slopes.spec.dtype, slopes.spec);
+  std::tie(slopes.data, slopes.owner) = aligned_bytes(loaded, bytes, slopes.spec.dtype);
+  inputs.paths.push_back(location.path);
+}
+
+Operand make_o(const Inputs& inputs, DType dtype) {
+  const Extents extents = {inputs.q.spec.shape[0], inputs.q.spec.shape[1], inputs.q.spec.shape[2],
+                           inputs.v.spec.shape[3]};
+  const AxisMap map = axis_map(inputs.order);
+  Operand o = make_operand(dtype, {extents[0], extents[1], extents[2], extents[3]});
+  o.file_shape.assign(static_cast<std::size_t>(inputs.order.rank), 1);
+  for (std::size_t axis = 0; axis < kMaxRank; ++axis) {
+    if (map[axis] != kAbsent) o.file_shape[static_cast<std::size_t>(map[axis])] = extents[axis];
+  }
+  // Row-major in the file's order of axes.
+  const std::int64_t d = extents[3];
+  const std::int64_t batch = d * extents[1] * extents[2];
+  const std::int64_t s = inputs.order.heads_first ? d : d * extents[2];
+  const std::int64_t h = inputs.order.heads_first ? d * extents[1] : d;
+  o.spec.stride = {batch, s, h, 1};
+  return o;
+}
+
+Operand make_lse(const Inputs& inputs) {
+  const Extents& q = inputs.q.spec.shape;
+  Operand lse = make_operand(DType::f32, {q[0], q[2], q[1]});
+  const auto absent = static_cast<std::ptrdiff_t>(4 - inputs.order.rank);
+  lse.file_shape.erase(lse.file_shape.begin(), lse.file_shape.begin() + absent);
+  return lse;
+}
+
+}  // namespace abacist::cli

@@ -1,0 +1,63 @@
+// Tensors with their memory: from files, made of random numbers, or to be filled by a run.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "abacist/problem.hpp"
+#include "options.hpp"
+
+namespace abacist::cli {
+
+/// How the axes of a file stand for [b, s, h, d].
+struct AxisOrder {
+  bool heads_first = false;  ///< bhsd instead of bshd
+  int rank = 4;              ///< 4, 3 (no b) or 2 (neither b nor h)
+};
+
+/// A tensor and whatever keeps its bytes alive. Outputs are written through `data`.
+struct Operand {
+  TensorSpec spec{};
+  void* data = nullptr;
+  std::shared_ptr<const void> owner{};
+  std::vector<std::int64_t> file_shape{};  ///< outputs: the axes of the file, row-major
+
+  Tensor out() const { return spec.present() ? Tensor{data, spec} : Tensor{}; }
+  ConstTensor in() const { return spec.present() ? ConstTensor{data, spec} : ConstTensor{}; }
+  std::int64_t count() const;
+  std::int64_t bytes() const { return count() * size_of(spec.dtype); }
+};
+
+/// A contiguous tensor of these extents; its memory is not initialised.
+Operand make_operand(DType dtype, std::initializer_list<std::int64_t> shape);
+
+/// Standard normal numbers.
+Operand make_random(DType dtype, std::initializer_list<std::int64_t> shape, std::uint64_t seed,
+                    std::uint64_t stream);
+
+/// A contiguous copy in another type.
+Operand convert(const ConstTensor& from, DType dtype);
+
+/// Q, K, V, and slopes if wanted.
+struct Inputs {
+  Operand q, k, v, slopes;
+  AxisOrder order{};
+  std::vector<std::string> paths{};  ///< files that must not be overwritten
+};
+
+/// From files. Throws UserError or FileError.
+Inputs load_inputs(const FileArguments& files);
+
+/// Random numbers.
+Inputs random_inputs(const SizeArguments& sizes);
+
+/// Adds the slopes that `--alibi` asks for.
+void add_slopes(Inputs& inputs, const std::string& alibi);
+
+/// O and LSE for these inputs, laid out as a file of the inputs' axis order is.
+Operand make_o(const Inputs& inputs, DType dtype);
+Operand make_lse(const Inputs& inputs);
+
+}  // namespace abacist::cli

@@ -1,0 +1,162 @@
+#include "options.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string_view>
+
+#include "user_error.hpp"
+
+namespace abacist::cli {
+namespace {
+
+std::int64_t parse_bound(std::string_view text, const std::string& whole) {
+  if (text == "inf") return kUnbounded;
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 0) {
+    throw UserError(fmt::format("--window is \"{}\", must be L,R: two whole numbers from 0, or inf",
+                                whole));
+  }
+  return value;
+}
+
+Window parse_window(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  const std::string_view all(text);
+  if (comma == text.npos) return {parse_bound("", text), 0};  // throws
+  return {parse_bound(all.substr(0, comma), text), parse_bound(all.substr(comma + 1), text)};
+}
+
+}  // namespace
+
+void ScoreArguments::add_to(CLI::App& command) {
+  const std::string group = "Mask and score";
+  command.add_flag("--causal", causal, "A query sees no later key")->group(group);
+  command
+      .add_option("--align", align,
+                  "Where the queries stand: bottom-right (the last query at the last key) or "
+                  "top-left")
+      ->check(CLI::IsMember({"bottom-right", "top-left"}))
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--window", window,
+                  "L,R: a query sees L keys to its left and R to its right; inf is no bound")
+      ->group(group);
+  command.add_option("--scale", scale, "Factor of the scores (default 1/sqrt(d_qk))")->group(group);
+  command.add_option("--softcap", softcap, "Scores become cap * tanh(score / cap); 0 is none")
+      ->capture_default_str()
+      ->group(group);
+  command
+      .add_option("--alibi", alibi,
+                  "Slopes of a linear bias: a file with [h_q] or [b, h_q] numbers, or auto")
+      ->group(group);
+}
+
+Options ScoreArguments::options() const {
+  Options options;
+  options.mask.causal = causal;
+  options.mask.align = align == "top-left" ? Align::top_left : Align::bottom_right;
+  if (!window.empty()) options.mask.window = parse_window(window);
+  options.score.scale = scale;
+  options.score.softcap = softcap;
+  return options;
+}
+
+std::string ScoreArguments::text() const {
+  std::string text;
+  const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
+  if (causal) add("causal");
+  if (!window.empty()) add("window " + window);
+  if (text.empty()) add("no mask");
+  if (align == "top-left") add("top-left");
+  if (scale) add(fmt::format("scale {}", *scale));
+  if (softcap != 0.0) add(fmt::format("softcap {}", softcap));
+  if (!alibi.empty()) add("ALiBi");
+  return text;
+}
+
+void RunArguments::add_to(CLI::App& command) {
+  command
+      .add_option("--backend", backend,
+                  "cpu, or reference (float64, slow); default: the first that serves")
+      ->check(CLI::IsMember({"automatic", "cpu", "reference"}))
+      ->capture_default_str();
+  command.add_option("--threads", threads, "At most so many threads; 0: as many as allowed")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
+}
+
+PlanOptions RunArguments::plan_options() const {
+  PlanOptions options;
+  options.threads = threads;
+  if (backend == "cpu") options.backend = Backend::cpu;
+  if (backend == "reference") options.backend = Backend::reference;
+  return options;
+}
+
+void SizeArguments::add_to(CLI::App& command, CLI::Option* enabling) {
+  const auto add = [&](const char* names, auto& value, const char* text) {
+    CLI::Option* option = command.add_option(names, value, text)->group("Sizes");
+    if (enabling != nullptr) option->needs(enabling);
+    return option;
+  };
+  add("--b", b, "Batch")->capture_default_str();
+  add("--s-q,-s", s_q, "Number of queries")->capture_default_str();
+  add("--s-k", s_k, "Number of keys (default: as queries)");
+  add("--h-q,--heads", h_q, "Query heads")->capture_default_str();
+  add("--h-k", h_k, "Key/value heads (default: as query heads)");
+  add("--d-qk,-d", d_qk, "Head dimension of Q and K")->capture_default_str();
+  add("--d-v", d_v, "Head dimension of V (default: as Q)");
+  add("--type", dtype, "f32, bf16, f16 or f64")->capture_default_str();
+  add("--seed", seed, "Seed of the random data")->capture_default_str();
+}
+
+SizeArguments SizeArguments::resolved() const {
+  SizeArguments sizes = *this;
+  if (sizes.s_k == -1) sizes.s_k = sizes.s_q;
+  if (sizes.h_k == -1) sizes.h_k = sizes.h_q;
+  if (sizes.d_v == -1) sizes.d_v = sizes.d_qk;
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  for (const auto& [name, value] :
+       {std::pair{"--b", sizes.b}, {"--s-q", sizes.s_q}, {"--s-k", sizes.s_k},
+        {"--h-q", sizes.h_q}, {"--h-k", sizes.h_k}, {"--d-qk", sizes.d_qk},
+        {"--d-v", sizes.d_v}}) {
+    if (value < 0 || value > kMost) {
+      throw UserError(fmt::format("{} is {}, must be from 0 to 2^40", name, value));
+    }
+  }
+  return sizes;
+}
+
+void FileArguments::add_to(CLI::App& command) {
+  const std::string group = "Inputs";
+  command.add_option("file", all, "A .safetensors file with the tensors q, k and v")->group(group);
+  command.add_option("--q", q, "FILE.npy or FILE.safetensors[:NAME]")->group(group);
+  command.add_option("--k", k, "FILE.npy or FILE.safetensors[:NAME]")->group(group);
+  command.add_option("--v", v, "FILE.npy or FILE.safetensors[:NAME]")->group(group);
+  command
+      .add_option("--layout", layout,
+                  "Axes of the files: bshd or bhsd (rank 4), without b (rank 3), s and d (rank 2)")
+      ->check(CLI::IsMember({"bshd", "bhsd"}))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--convert", dtype, "Convert Q, K and V to f32, bf16, f16 or f64 first")
+      ->group(group);
+}
+
+DType parse_dtype(const std::string& text) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    if (text == to_string(dtype)) return dtype;
+  }
+  throw UserError(fmt::format("type is \"{}\", must be f32, bf16, f16 or f64", text));
+}
+
+Pass parse_pass(const std::string& text) {
+  if (text == "forward" || text == "fwd") return Pass::forward;
+  if (text == "backward" || text == "bwd") return Pass::backward;
+  throw UserError(fmt::format("pass is \"{}\", must be forward or backward", text));
+}
+
+}  // namespace abacist::cli

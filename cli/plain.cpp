@@ -1,0 +1,263 @@
+#include "plain.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "core/numeric.hpp"
+#include "cpu/parallel.hpp"
+
+namespace abacist::cli {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float rounded(float value, DType dtype) {
+  if (dtype == DType::bf16) return core::bf16_to_float(core::float_to_bf16(value));
+  if (dtype == DType::f16) return core::f16_to_float(core::float_to_f16(value));
+  return value;
+}
+
+std::vector<double> rounded(const std::vector<float>& values, DType dtype) {
+  std::vector<double> all(values.size());
+  std::transform(values.begin(), values.end(), all.begin(),
+                 [dtype](float value) { return rounded(value, dtype); });
+  return all;
+}
+
+/// A tensor's elements as float, row-major.
+std::vector<float> floats(const Operand& operand) {
+  if (!operand.spec.present()) return {};
+  const std::int64_t count = operand.count();
+  std::vector<float> all(static_cast<std::size_t>(count));
+  if (operand.spec.rank == kMaxRank) {
+    const Operand copy = convert(operand.in(), DType::f32);
+    std::copy_n(static_cast<const float*>(copy.data), count, all.begin());
+    return all;
+  }
+  // Slopes and LSE: made by us, contiguous, or slopes of a file in either order.
+  const TensorSpec& spec = operand.spec;
+  const std::int64_t inner = spec.shape[static_cast<std::size_t>(spec.rank - 1)];
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t at = spec.rank == 2 ? i / inner * spec.stride[0] + i % inner * spec.stride[1]
+                            : spec.rank == 1 ? i * spec.stride[0]
+                                             : i;
+    all[static_cast<std::size_t>(i)] =
+        static_cast<float>(core::load_element(operand.data, spec.dtype, at));
+  }
+  return all;
+}
+
+/// Sum of a_e b_e, and of its absolute values, in eight lanes that the compiler can vectorise.
+struct Dot {
+  float sum = 0.0f;
+  float size = 0.0f;
+};
+
+Dot dot(const float* a, const float* b, std::int64_t d) {
+  constexpr std::int64_t kLanes = 8;
+  float sums[kLanes] = {};
+  float sizes[kLanes] = {};
+  std::int64_t e = 0;
+  for (; e + kLanes <= d; e += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const float product = a[e + lane] * b[e + lane];
+      sums[lane] += product;
+      sizes[lane] += std::fabs(product);
+    }
+  }
+  Dot total;
+  for (; e < d; ++e) {
+    total.sum += a[e] * b[e];
+    total.size += std::fabs(a[e] * b[e]);
+  }
+  for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+    total.sum += sums[lane];
+    total.size += sizes[lane];
+  }
+  return total;
+}
+
+void add_scaled(float* to, float factor, const float* from, std::int64_t d) {
+  for (std::int64_t e = 0; e < d; ++e) to[e] += factor * from[e];
+}
+
+class PlainRun {
+ public:
+  explicit PlainRun(const PlainProblem& problem)
+      : p_(problem),
+        dtype_(p_.inputs.q.spec.dtype),
+        b_(p_.inputs.q.spec.shape[0]),
+        s_q_(p_.inputs.q.spec.shape[1]),
+        h_q_(p_.inputs.q.spec.shape[2]),
+        d_qk_(p_.inputs.q.spec.shape[3]),
+        s_k_(p_.inputs.k.spec.shape[1]),
+        h_k_(p_.inputs.k.spec.shape[2]),
+        d_v_(p_.inputs.v.spec.shape[3]),
+        rows_(static_cast<std::int64_t>(p_.rows.size())),
+        scale_(static_cast<float>(
+            p_.options.score.scale.value_or(1.0 / std::sqrt(static_cast<double>(d_qk_))))),
+        cap_(static_cast<float>(p_.options.score.softcap)),
+        q_(floats(p_.inputs.q)),
+        k_(floats(p_.inputs.k)),
+        v_(floats(p_.inputs.v)),
+        slopes_(floats(p_.inputs.slopes)) {
+    o_.resize(static_cast<std::size_t>(b_ * rows_ * h_q_ * d_v_));
+    lse_.resize(static_cast<std::size_t>(b_ * h_q_ * rows_));
+    size_.resize(lse_.size());
+    if (p_.d_o == nullptr) return;
+    d_o_ = floats(*p_.d_o);
+    d_lse_ = floats(*p_.d_lse);
+    dq_.resize(static_cast<std::size_t>(b_ * rows_ * h_q_ * d_qk_));
+    dk_.resize(k_.size());
+    dv_.resize(v_.size());
+  }
+
+  PlainResult run(Progress* progress) {
+    // One item is all of a key/value head: nobody else adds to its dK and dV.
+    const std::int64_t items = b_ * h_k_;
+    std::atomic<std::int64_t> next = 0;
+    std::atomic<std::int64_t> rows_done = 0;
+    const double all_rows = static_cast<double>(b_ * h_q_ * rows_);
+    const int workers =
+        static_cast<int>(std::clamp<std::int64_t>(items, 1, cpu::default_threads()));
+    cpu::parallel_for(workers, [&](int) {
+      std::vector<Score> scores(static_cast<std::size_t>(s_k_));
+      for (std::int64_t item = next++; item < items; item = next++) {
+        const std::int64_t group = h_q_ / h_k_;
+        for (std::int64_t head = item % h_k_ * group; head < (item % h_k_ + 1) * group; ++head) {
+          for (std::int64_t r = 0; r < rows_; ++r) {
+            row(item / h_k_, head, r, scores);
+            if (progress != nullptr) progress->update(static_cast<double>(++rows_done) / all_rows);
+          }
+        }
+      }
+    });
+    return {rounded(o_, p_.o_dtype), rounded(lse_, DType::f32), rounded(dq_, dtype_),
+            rounded(dk_, dtype_), rounded(dv_, dtype_), size_};
+  }
+
+ private:
+  struct Score {
+    float value;
+    float slope;  ///< its derivative by the scaled product
+  };
+
+  struct Place {
+    std::int64_t batch, head, head_k, row, position;
+    KeyRange keys;
+    float* o;
+    std::size_t lse_at;
+  };
+
+  void row(std::int64_t batch, std::int64_t head, std::int64_t r, std::vector<Score>& scores) {
+    const std::int64_t i = p_.rows[static_cast<std::size_t>(r)];
+    const Mask& mask = p_.options.mask;
+    const std::int64_t shift = mask.align == Align::bottom_right ? s_k_ - s_q_ : 0;
+    const Place at{batch,
+                   head,
+                   head / (h_q_ / h_k_),
+                   i,
+                   i + shift,
+                   visible_keys(mask, s_q_, s_k_, i),
+                   o_.data() + ((batch * rows_ + r) * h_q_ + head) * d_v_,
+                   static_cast<std::size_t>((batch * h_q_ + head) * rows_ + r)};
+    const float maximum = score_row(at, scores);
+    if (at.keys.begin >= at.keys.end) {
+      lse_[at.lse_at] = -kInfinity;
+      return;
+    }
+    softmax_row(at, scores, maximum);
+    if (p_.d_o != nullptr) {
+      backward_row(at, scores, dq_.data() + ((batch * rows_ + r) * h_q_ + head) * d_qk_);
+    }
+  }
+
+  float score_row(const Place& at, std::vector<Score>& scores) {
+    const float* const q = q_.data() + ((at.batch * s_q_ + at.row) * h_q_ + at.head) * d_qk_;
+    const float slope =
+        slopes_.empty() ? 0.0f
+                        : slopes_[static_cast<std::size_t>(
+                              (p_.inputs.slopes.spec.rank == 2 ? at.batch * h_q_ : 0) + at.head)];
+    float maximum = -kInfinity;
+    float size = 0.0f;
+    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
+      const Dot product = dot(q, key(at, j), d_qk_);
+      Score s{scale_ * product.sum, 1.0f};
+      if (cap_ > 0.0f) {
+        const float t = std::tanh(s.value / cap_);
+        s = {cap_ * t, 1.0f - t * t};
+      }
+      const float bias = slope * std::fabs(static_cast<float>(at.position - j));
+      s.value -= bias;
+      scores[static_cast<std::size_t>(j)] = s;
+      maximum = std::max(maximum, s.value);
+      size = std::max(size, std::fabs(scale_) * product.size + std::fabs(bias));
+    }
+    size_[at.lse_at] = size;
+    return maximum;
+  }
+
+  void softmax_row(const Place& at, const std::vector<Score>& scores, float maximum) {
+    float sum = 0.0f;
+    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
+      sum += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
+    }
+    lse_[at.lse_at] = maximum + std::log(sum);
+    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
+      const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
+      add_scaled(at.o, rounded(p, dtype_), value(at, j), d_v_);
+    }
+  }
+
+  void backward_row(const Place& at, const std::vector<Score>& scores, float* dq) {
+    const std::int64_t row_at = (at.batch * s_q_ + at.row) * h_q_ + at.head;
+    const float* const q = q_.data() + row_at * d_qk_;
+    const float* const d_o = d_o_.data() + row_at * d_v_;
+    float d_row = -d_lse_[static_cast<std::size_t>((at.batch * h_q_ + at.head) * s_q_ + at.row)];
+    for (std::int64_t e = 0; e < d_v_; ++e) d_row += d_o[e] * rounded(at.o[e], p_.o_dtype);
+    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
+      const Score& s = scores[static_cast<std::size_t>(j)];
+      const float p = std::exp(s.value - lse_[at.lse_at]);
+      const float dp = dot(d_o, value(at, j), d_v_).sum;
+      const float ds = rounded(p * (dp - d_row) * s.slope, dtype_);
+      const std::int64_t k_at = (at.batch * s_k_ + j) * h_k_ + at.head_k;
+      add_scaled(dq, ds * scale_, key(at, j), d_qk_);
+      add_scaled(dk_.data() + k_at * d_qk_, ds * scale_, q, d_qk_);
+      add_scaled(dv_.data() + k_at * d_v_, rounded(p, dtype_), d_o, d_v_);
+    }
+  }
+
+  const float* key(const Place& at, std::int64_t j) const {
+    return k_.data() + ((at.batch * s_k_ + j) * h_k_ + at.head_k) * d_qk_;
+  }
+  const float* value(const Place& at, std::int64_t j) const {
+    return v_.data() + ((at.batch * s_k_ + j) * h_k_ + at.head_k) * d_v_;
+  }
+
+  const PlainProblem& p_;
+  DType dtype_;
+  std::int64_t b_, s_q_, h_q_, d_qk_, s_k_, h_k_, d_v_, rows_;
+  float scale_, cap_;
+  std::vector<float> q_, k_, v_, slopes_, d_o_, d_lse_;
+  std::vector<float> o_, lse_, dq_, dk_, dv_;
+  std::vector<double> size_;
+};
+
+}  // namespace
+
+KeyRange visible_keys(const Mask& mask, std::int64_t s_q, std::int64_t s_k, std::int64_t row) {
+  const std::int64_t position = row + (mask.align == Align::bottom_right ? s_k - s_q : 0);
+  // Bounds wider than everything there is are the same as none, and do not overflow.
+  const std::int64_t far = s_q + s_k;
+  const std::int64_t left = std::min(mask.window.left, far);
+  const std::int64_t right = mask.causal ? 0 : std::min(mask.window.right, far);
+  return {std::max<std::int64_t>(position - left, 0), std::min(position + right + 1, s_k)};
+}
+
+PlainResult compute_plain(const PlainProblem& problem, Progress* progress) {
+  return PlainRun(problem).run(progress);
+}
+
+}  // namespace abacist::cli

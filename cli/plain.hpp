@@ -1,0 +1,46 @@
+// Attention as a plain program of the same precision computes it: float32 scores and sums, P and dS
+// rounded to the input type before the second product, results rounded to the output type. The error
+// that it makes against the oracle is what the type costs on this very data, and the yardstick of the
+// bounds in verify.cpp.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "abacist/problem.hpp"
+#include "operands.hpp"
+#include "progress.hpp"
+
+namespace abacist::cli {
+
+/// What is computed: some rows of every head.
+struct PlainProblem {
+  const Inputs& inputs;
+  Options options{};
+  DType o_dtype = DType::f32;
+  std::vector<std::int64_t> rows;  ///< query rows, ascending
+  /// Both or neither; without them the gradients stay empty. d_o [b, s_q, h_q, d_v], d_lse
+  /// [b, h_q, s_q], over all rows.
+  const Operand* d_o = nullptr;
+  const Operand* d_lse = nullptr;
+};
+
+/// Row-major: o [b, rows, h_q, d_v], lse and score_size [b, h_q, rows], dq as o with d_qk, dk and dv as
+/// k and v (sums over the given rows only).
+struct PlainResult {
+  std::vector<double> o, lse, dq, dk, dv;
+  /// The largest sum of |scale q_e k_e| + |bias| over the row's visible keys: errors of its scores are
+  /// proportional to it.
+  std::vector<double> score_size;
+};
+
+PlainResult compute_plain(const PlainProblem& problem, Progress* progress);
+
+/// Keys [begin, end) that a query sees; written down from the contract, apart from the library's rule.
+struct KeyRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+KeyRange visible_keys(const Mask& mask, std::int64_t s_q, std::int64_t s_k, std::int64_t row);
+
+}  // namespace abacist::cli

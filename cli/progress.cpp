@@ -1,0 +1,64 @@
+#include "progress.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "text.hpp"
+
+namespace abacist::cli {
+namespace {
+
+constexpr double kQuiet = 0.5;     // seconds before the first sign
+constexpr double kInterval = 0.1;  // seconds between redraws
+constexpr int kBarWidth = 30;
+
+}  // namespace
+
+Progress::Mode Progress::mode(bool wanted) {
+  if (isatty(STDERR_FILENO) != 0) return Mode::bar;
+  return wanted ? Mode::lines : Mode::off;
+}
+
+Progress::Progress(Mode mode, std::string label) : mode_(mode), label_(std::move(label)) {}
+
+void Progress::update(double done) {
+  if (mode_ == Mode::off || done <= 0.0) return;
+  // A worker never waits to report; another report follows.
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  const auto now = Clock::now();
+  const double elapsed = std::chrono::duration<double>(now - start_).count();
+  if (elapsed < kQuiet || std::chrono::duration<double>(now - drawn_).count() < kInterval) return;
+  const double left = elapsed * (1.0 - std::min(done, 1.0)) / done;
+  const std::string times =
+      fmt::format("{}, about {} left", duration_text(elapsed), duration_text(left));
+  if (mode_ == Mode::bar) {
+    drawn_ = now;
+    draw_bar(done, times);
+  } else if (const int tenths = static_cast<int>(done * 10.0); tenths > tenths_) {
+    tenths_ = tenths;
+    fmt::print(stderr, "{} {:3.0f}%  {}\n", label_, 100.0 * done, times);
+  }
+}
+
+void Progress::draw_bar(double done, const std::string& times) {
+  const int full = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBarWidth);
+  // \033[K clears what a longer line left behind.
+  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f}%  {}\033[K", label_, "", full, "",
+             kBarWidth - full, 100.0 * done, times);
+  std::fflush(stderr);
+  visible_ = true;
+}
+
+void Progress::finish() {
+  const std::lock_guard lock(mutex_);
+  if (!visible_) return;
+  std::fputs("\r\033[K", stderr);
+  std::fflush(stderr);
+  visible_ = false;
+}
+
+}  // namespace abacist::cli

@@ -1,0 +1,320 @@
+// abacist verify: a backend against the float64 oracle.
+//
+// u is the unit roundoff of the input type, u32 that of float32, ref the oracle's tensor, E the largest
+// error of a plain computation of the same precision (plain.hpp) against the same oracle.
+//
+//   O, dQ, dK, dV   |x - ref| <= 2 E + 2 u max|ref|           f16, bf16
+//                   |x - ref| <= 2 E + 2 u sqrt(n) max|ref|   f32: n terms stand behind an element
+//   LSE             |x - ref| <= 4 u32 (S + |ref|)            S: see PlainResult::score_size
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "abacist/attention.hpp"
+#include "commands.hpp"
+#include "core/numeric.hpp"
+#include "operands.hpp"
+#include "options.hpp"
+#include "oracle.hpp"
+#include "plain.hpp"
+#include "random.hpp"
+#include "runner.hpp"
+#include "text.hpp"
+#include "user_error.hpp"
+
+namespace abacist::cli {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kFloatRoundoff = 0x1p-24;
+
+struct VerifyArguments {
+  FileArguments files;
+  SizeArguments sizes;
+  ScoreArguments score;
+  RunArguments run;
+  std::string pass = "both";
+  std::int64_t rows = 0;  ///< 0: all
+  bool progress = false;
+
+  bool backward() const { return pass != "forward"; }
+};
+
+/// What the backend under test wrote.
+struct Candidate {
+  Operand o, lse, d_o, d_lse, dq, dk, dv;
+  std::string kernels;
+};
+
+double unit_roundoff(DType dtype) {
+  if (dtype == DType::bf16) return 0x1p-8;
+  if (dtype == DType::f16) return 0x1p-11;
+  return dtype == DType::f64 ? 0x1p-53 : kFloatRoundoff;
+}
+
+/// The element at a row-major position of the tensor, whatever its strides.
+double element(const Operand& x, std::int64_t position) {
+  std::int64_t offset = 0;
+  for (int axis = x.spec.rank - 1; axis >= 0; --axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    offset += position % x.spec.shape[a] * x.spec.stride[a];
+    position /= x.spec.shape[a];
+  }
+  return core::load_element(x.data, x.spec.dtype, offset);
+}
+
+/// |x - ref| / bound; infinite where one is not finite and the other not the same.
+double error_ratio(double x, double ref, double bound) {
+  if (std::isnan(ref)) return std::isnan(x) ? 0.0 : kInfinity;
+  if (std::isinf(ref)) return x == ref ? 0.0 : kInfinity;
+  if (!std::isfinite(x)) return kInfinity;
+  const double error = std::fabs(x - ref);
+  return error == 0.0 ? 0.0 : error / bound;
+}
+
+/// One output's check: worst element first.
+struct Check {
+  std::string name;
+  std::int64_t elements = 0;
+  double ratio = -1.0;
+  double value = 0.0, ref = 0.0, bound = 0.0;
+  std::string where;
+
+  void note(double x, double reference, double limit, const auto& index_text) {
+    ++elements;
+    const double r = error_ratio(x, reference, limit);
+    if (r <= ratio) return;
+    *this = {name, elements, r, x, reference, limit, index_text()};
+  }
+};
+
+/// Walks the sampled rows of a candidate and the oracle side by side.
+class Comparison {
+ public:
+  Comparison(const std::vector<std::int64_t>& rows, std::size_t row_axis, const Operand& candidate,
+             const Operand& oracle)
+      : rows_(rows), row_axis_(row_axis), candidate_(candidate), oracle_(oracle) {}
+
+  /// visit(flat index in the oracle, candidate's value, oracle's value, index of the candidate)
+  void for_each(const auto& visit) const {
+    const TensorSpec& spec = oracle_.spec;
+    const std::int64_t count = oracle_.count();
+    Extents index{};
+    for (std::int64_t flat = 0; flat < count; ++flat) {
+      std::int64_t rest = flat;
+      std::int64_t position = 0;
+      for (int axis = spec.rank - 1; axis >= 0; --axis) {
+        const auto a = static_cast<std::size_t>(axis);
+        index[a] = rest % spec.shape[a];
+        rest /= spec.shape[a];
+        if (a == row_axis_) index[a] = rows_[static_cast<std::size_t>(index[a])];
+      }
+      for (std::size_t a = 0; a < static_cast<std::size_t>(spec.rank); ++a) {
+        position = position * candidate_.spec.shape[a] + index[a];
+      }
+      visit(flat, element(candidate_, position), element(oracle_, flat), index);
+    }
+  }
+
+  int rank() const { return oracle_.spec.rank; }
+
+ private:
+  const std::vector<std::int64_t>& rows_;
+  std::size_t row_axis_;
+  const Operand& candidate_;
+  const Operand& oracle_;
+};
+
+std::string index_text(const Extents& index, int rank) {
+  return fmt::format("[{}]", fmt::join(index.begin(), index.begin() + rank, ", "));
+}
+
+constexpr std::size_t kNoRowAxis = 99;
+
+/// O or a gradient. `terms` is the n of the bound.
+Check check_tensor(const char* name, const Comparison& pair, const std::vector<double>& plain,
+                   DType dtype, std::int64_t terms) {
+  double largest = 0.0;
+  double plain_error = 0.0;
+  pair.for_each([&](std::int64_t flat, double, double ref, const Extents&) {
+    if (!std::isfinite(ref)) return;
+    largest = std::max(largest, std::fabs(ref));
+    const double error = std::fabs(plain[static_cast<std::size_t>(flat)] - ref);
+    if (!(error <= plain_error)) plain_error = error;  // NaN stays: nothing is then within the bound
+  });
+  const double growth = dtype == DType::f32 ? std::sqrt(static_cast<double>(terms)) : 1.0;
+  // The smallest float: what underflows is no error.
+  const double bound =
+      2.0 * plain_error + 2.0 * unit_roundoff(dtype) * growth * largest + 0x1p-126;
+  Check check{.name = name};
+  pair.for_each([&](std::int64_t, double x, double ref, const Extents& index) {
+    check.note(x, ref, bound, [&] { return index_text(index, pair.rank()); });
+  });
+  return check;
+}
+
+Check check_lse(const Comparison& pair, const std::vector<double>& score_size) {
+  Check check{.name = "LSE"};
+  pair.for_each([&](std::int64_t flat, double x, double ref, const Extents& index) {
+    const double size = score_size[static_cast<std::size_t>(flat)] + std::fabs(ref);
+    check.note(x, ref, 4.0 * kFloatRoundoff * size + 0x1p-126,
+               [&] { return index_text(index, pair.rank()); });
+  });
+  return check;
+}
+
+std::string value_text(double value) {
+  return value == 0.0 || std::fabs(value) >= 1e-3 ? fmt::format("{:.9f}", value)
+                                                  : fmt::format("{:.6e}", value);
+}
+
+/// True if within the bound.
+bool report(const Check& check) {
+  if (check.elements == 0) {
+    fmt::print("{:<4} no elements\n", check.name);
+    return true;
+  }
+  const bool good = check.ratio <= 1.0;
+  fmt::print("{:<4} {}: {} values, worst at {}: {}, oracle {}, error {:.2e} is {:.3f} of the bound {:.2e}\n",
+             check.name, good ? "ok " : "BAD", count_text(check.elements), check.where,
+             value_text(check.value), value_text(check.ref), std::fabs(check.value - check.ref),
+             check.ratio, check.bound);
+  return good;
+}
+
+/// All rows, or a random sample with the first and the last; ascending.
+std::vector<std::int64_t> sampled_rows(std::int64_t s_q, std::int64_t wanted, std::uint64_t seed) {
+  std::vector<std::int64_t> rows;
+  if (wanted == 0 || wanted >= s_q) {
+    rows.resize(static_cast<std::size_t>(s_q));
+    std::iota(rows.begin(), rows.end(), std::int64_t{0});
+    return rows;
+  }
+  RandomBits bits(seed, 77);
+  std::set<std::int64_t> chosen{s_q - 1};
+  if (wanted > 1) chosen.insert(0);
+  while (static_cast<std::int64_t>(chosen.size()) < wanted) {
+    chosen.insert(static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(s_q)));
+  }
+  return {chosen.begin(), chosen.end()};
+}
+
+Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
+  const Extents& q = inputs.q.spec.shape;
+  const Extents& k = inputs.k.spec.shape;
+  const std::int64_t d_v = inputs.v.spec.shape[3];
+  const DType dtype = inputs.q.spec.dtype;
+  Candidate c;
+  c.o = make_operand(dtype, {q[0], q[1], q[2], d_v});
+  c.lse = make_operand(DType::f32, {q[0], q[2], q[1]});
+  const ForwardTensors forward{.q = inputs.q.in(), .k = inputs.k.in(), .v = inputs.v.in(),
+                               .o = c.o.out(), .lse = c.lse.out(),
+                               .alibi_slopes = inputs.slopes.in()};
+  const Runner runner(make_problem(forward, a.score.options()), a.run.plan_options());
+  c.kernels = runner.info().kernel;
+  if (!a.backward()) {
+    runner.run(forward);
+    return c;
+  }
+  c.d_o = make_random(dtype, {q[0], q[1], q[2], d_v}, a.sizes.seed, 4);
+  c.d_lse = make_random(DType::f32, {q[0], q[2], q[1]}, a.sizes.seed, 5);
+  c.dq = make_operand(dtype, {q[0], q[1], q[2], q[3]});
+  c.dk = make_operand(dtype, {k[0], k[1], k[2], k[3]});
+  c.dv = make_operand(dtype, {k[0], k[1], k[2], d_v});
+  const BackwardTensors backward{.q = inputs.q.in(), .k = inputs.k.in(), .v = inputs.v.in(),
+                                 .o = c.o.in(), .lse = c.lse.in(), .d_o = c.d_o.in(),
+                                 .dq = c.dq.out(), .dk = c.dk.out(), .dv = c.dv.out(),
+                                 .d_lse = c.d_lse.in(), .alibi_slopes = inputs.slopes.in()};
+  // Planned before the forward runs, so that a refusal comes at once.
+  const Runner backward_runner(make_problem(backward, a.score.options()), a.run.plan_options());
+  c.kernels += " and " + backward_runner.info().kernel;
+  runner.run(forward);
+  backward_runner.run(backward);
+  return c;
+}
+
+std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const OracleResult& oracle,
+                           const PlainResult& plain, const std::vector<std::int64_t>& rows) {
+  const Extents& q = inputs.q.spec.shape;
+  const Extents& k = inputs.k.spec.shape;
+  const std::int64_t d_v = inputs.v.spec.shape[3];
+  const DType dtype = inputs.q.spec.dtype;
+  std::vector<Check> checks;
+  checks.push_back(
+      check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, q[3] + k[1]));
+  checks.push_back(check_lse({rows, 2, c.lse, oracle.lse}, plain.score_size));
+  if (!oracle.dq.spec.present()) return checks;
+  checks.push_back(
+      check_tensor("dQ", {rows, 1, c.dq, oracle.dq}, plain.dq, dtype, q[3] + d_v + k[1]));
+  if (!oracle.dk.spec.present()) return checks;
+  const std::int64_t column_terms = q[3] + d_v + q[1] * (k[2] > 0 ? q[2] / k[2] : 1);
+  checks.push_back(check_tensor("dK", {rows, kNoRowAxis, c.dk, oracle.dk}, plain.dk, dtype,
+                                column_terms));
+  checks.push_back(check_tensor("dV", {rows, kNoRowAxis, c.dv, oracle.dv}, plain.dv, dtype,
+                                column_terms));
+  return checks;
+}
+
+bool verify(const VerifyArguments& a) {
+  Inputs inputs = a.files.given() ? load_inputs(a.files) : random_inputs(a.sizes);
+  add_slopes(inputs, a.score.alibi);
+  const Candidate c = run_candidate(a, inputs);
+  const std::int64_t s_q = inputs.q.spec.shape[1];
+  const std::vector<std::int64_t> rows = sampled_rows(s_q, a.rows, a.sizes.seed);
+  const bool all = static_cast<std::int64_t>(rows.size()) == s_q;
+  const Operand* d_o = a.backward() ? &c.d_o : nullptr;
+  const Operand* d_lse = a.backward() ? &c.d_lse : nullptr;
+
+  fmt::print("{} against the float64 oracle: q {}, k {}, v {}; {}{}\n", c.kernels,
+             operand_text(inputs.q.spec), operand_text(inputs.k.spec), operand_text(inputs.v.spec),
+             a.score.text(),
+             all ? "" : fmt::format("; {} of {} rows", rows.size(), count_text(s_q)));
+  std::fflush(stdout);
+  const Options options = a.score.options();
+  Progress oracle_progress(Progress::mode(a.progress), "oracle");
+  const OracleResult oracle = run_oracle(inputs, options, rows, d_o, d_lse, &oracle_progress);
+  oracle_progress.finish();
+  Progress plain_progress(Progress::mode(a.progress), "yardstick");
+  const PlainProblem plain_problem{inputs, options, c.o.spec.dtype, rows, d_o, d_lse};
+  const PlainResult plain = compute_plain(plain_problem, &plain_progress);
+  plain_progress.finish();
+
+  bool good = true;
+  for (const Check& check : compare(inputs, c, oracle, plain, rows)) good = report(check) && good;
+  if (!all && a.backward()) fmt::print("dK and dV need all rows, so they were not checked\n");
+  fmt::print("{}\n", good ? "All within their bounds." : "OVER ITS BOUND: see BAD above.");
+  return good;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, int& exit_code) {
+  const auto a = std::make_shared<VerifyArguments>();
+  CLI::App* command = app.add_subcommand(
+      "verify", "A backend against the float64 oracle; exit code 1 if it is over its bound");
+  a->files.add_to(*command);
+  a->sizes.add_to(*command);
+  a->score.add_to(*command);
+  command->add_option("--pass", a->pass, "forward, or both passes")
+      ->check(CLI::IsMember({"forward", "both"}))
+      ->capture_default_str();
+  command
+      ->add_option("--rows", a->rows,
+                   "Check so many random query rows only (0: all); the oracle takes O(s_q s_k)")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_flag("--progress", a->progress, "Progress also when stderr is no terminal");
+  a->run.add_to(*command);
+  command->callback([a, &exit_code] {
+    if (!verify(*a)) exit_code = kOverBound;
+  });
+}
+
+}  // namespace abacist::cli
