@@ -143,7 +143,7 @@ void print_summary(const Runner& runner, const AttendArguments& a, const Outputs
   fmt::print("attention  q {}, k {}, v {}; {}\n", operand_text(x.q), operand_text(x.k),
              operand_text(x.v), a.score.text());
   fmt::print("kernel     {}\n", kernel_text(info));
-  fmt::print("scores     {} that the mask lets through\n", count_text(info.visible_pairs.value));
+  fmt::print("scores     {} (query, key) pairs that see each other\n", count_text(info.visible_pairs.value));
   fmt::print("time       {}\n", duration_text(seconds));
   fmt::print("speed      {} ({:.1f} GFLOP)\n", rate_text(flops / seconds), flops * 1e-9);
   fmt::print("memory     {} at most, everything included; the score matrix would take {} in f32\n",

@@ -33,7 +33,8 @@ class BenchCase {
   /// gets its O and LSE from a forward run.
   BenchCase(const BenchProblem& problem, std::uint64_t seed);
 
-  /// Runs for at least so long, at least once.
+  /// One run that wakes the threads and fills the caches, then timed runs for at least so long, at
+  /// least one.
   Burst burst(double min_seconds) const;
 
   const BenchProblem& problem() const { return problem_; }

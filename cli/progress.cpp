@@ -33,8 +33,8 @@ void Progress::update(double done) {
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   if (elapsed < kQuiet || std::chrono::duration<double>(now - drawn_).count() < kInterval) return;
   const double left = elapsed * (1.0 - std::min(done, 1.0)) / done;
-  const std::string times =
-      fmt::format("{}, about {} left", duration_text(elapsed), duration_text(left));
+  std::string times = duration_text(elapsed);
+  if (done < 1.0) times += fmt::format(", about {} left", duration_text(left));
   if (mode_ == Mode::bar) {
     drawn_ = now;
     draw_bar(done, times);

@@ -5,7 +5,9 @@
 //
 //   O, dQ, dK, dV   |x - ref| <= 2 E + 2 u max|ref|           f16, bf16
 //                   |x - ref| <= 2 E + 2 u sqrt(n) max|ref|   f32: n terms stand behind an element
-//   LSE             |x - ref| <= 4 u32 (S + |ref|)            S: see PlainResult::score_size
+//   LSE             |x - ref| <= u32 (2 + sqrt(d_qk)) (S + |ref|), row by row
+//
+// S is PlainResult::score_size: partial sums of a score are of that size, and d_qk of them are rounded.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -153,18 +155,21 @@ Check check_tensor(const char* name, const Comparison& pair, const std::vector<d
   // The smallest float: what underflows is no error.
   const double bound =
       2.0 * plain_error + 2.0 * unit_roundoff(dtype) * growth * largest + 0x1p-126;
-  Check check{.name = name};
+  Check check;
+  check.name = name;
   pair.for_each([&](std::int64_t, double x, double ref, const Extents& index) {
     check.note(x, ref, bound, [&] { return index_text(index, pair.rank()); });
   });
   return check;
 }
 
-Check check_lse(const Comparison& pair, const std::vector<double>& score_size) {
-  Check check{.name = "LSE"};
+Check check_lse(const Comparison& pair, const std::vector<double>& score_size, std::int64_t d_qk) {
+  const double factor = kFloatRoundoff * (2.0 + std::sqrt(static_cast<double>(d_qk)));
+  Check check;
+  check.name = "LSE";
   pair.for_each([&](std::int64_t flat, double x, double ref, const Extents& index) {
     const double size = score_size[static_cast<std::size_t>(flat)] + std::fabs(ref);
-    check.note(x, ref, 4.0 * kFloatRoundoff * size + 0x1p-126,
+    check.note(x, ref, factor * size + 0x1p-126,
                [&] { return index_text(index, pair.rank()); });
   });
   return check;
@@ -249,7 +254,7 @@ std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const Oracl
   std::vector<Check> checks;
   checks.push_back(
       check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, q[3] + k[1]));
-  checks.push_back(check_lse({rows, 2, c.lse, oracle.lse}, plain.score_size));
+  checks.push_back(check_lse({rows, 2, c.lse, oracle.lse}, plain.score_size, q[3]));
   if (!oracle.dq.spec.present()) return checks;
   checks.push_back(
       check_tensor("dQ", {rows, 1, c.dq, oracle.dq}, plain.dq, dtype, q[3] + d_v + k[1]));

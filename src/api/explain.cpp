@@ -23,7 +23,9 @@ std::string scaled(double value, const char* unit) {
   }
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), prefix == 0 ? "%.0f " : "%.1f ", value);
-  return std::string(text.data()) + kPrefixes[prefix] + unit;
+  std::string result = std::string(text.data()) + kPrefixes[prefix] + unit;
+  if (result.back() != ' ' && *unit == '\0') result += ' ';
+  return result;
 }
 
 std::string scaled(const Figure& figure, const char* unit) {
@@ -106,8 +108,10 @@ std::string kernel_lines(const PlanInfo& info) {
 
 std::string cost_lines(const Problem& problem, const PlanInfo& info) {
   const double all = all_pairs(problem);
-  std::string pairs = scaled(info.visible_pairs, "visible (query, key) pairs");
-  if (all > 0.0) pairs += ", " + percent(static_cast<double>(info.visible_pairs.value) / all) + " of all";
+  std::string pairs = scaled(info.visible_pairs, "") + "(query, key) pairs see each other";
+  if (all > 0.0) {
+    pairs += ", " + percent(static_cast<double>(info.visible_pairs.value) / all) + " of all";
+  }
   std::string text = line("scores", pairs);
   text += line("work", scaled(info.flops, "FLOP"));
   std::string traffic = scaled(info.slow_memory_bytes, "B");
