@@ -3,6 +3,9 @@
 #include <chrono>
 
 #include "abacist/attention.hpp"
+#include "cpu/parallel.hpp"
+#include "cpu/peak.hpp"
+#include "user_error.hpp"
 
 namespace abacist::cli {
 
@@ -61,6 +64,10 @@ Burst BenchCase::burst(double min_seconds) const {
   return burst;
 }
 
-double measure_fma_peak(int /*threads*/) { return -1.0; }
+double fma_peak(int threads) {
+  const auto peak = cpu::measure_fma_peak(threads > 0 ? threads : cpu::default_threads());
+  if (!peak) throw UserError(peak.error());
+  return peak.value();
+}
 
 }  // namespace abacist::cli

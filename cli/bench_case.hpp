@@ -53,7 +53,6 @@ class BenchCase {
 };
 
 /// FLOP/s of fused multiply-adds on so many threads (0: all allowed): the ceiling of the CPU backend.
-/// Negative where this build has no measurement.
-double measure_fma_peak(int threads);
+double fma_peak(int threads);
 
 }  // namespace abacist::cli

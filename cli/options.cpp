@@ -84,7 +84,7 @@ void RunArguments::add_to(CLI::App& command) {
       ->check(CLI::IsMember({"automatic", "cpu", "reference"}))
       ->capture_default_str();
   command.add_option("--threads", threads, "At most so many threads; 0: as many as allowed")
-      ->check(CLI::Range(0, 65536))
+      ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
 }
 

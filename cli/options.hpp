@@ -27,6 +27,8 @@ struct ScoreArguments {
   std::string text() const;
 };
 
+inline constexpr int kMaxThreads = 4096;
+
 /// Where and how to run.
 struct RunArguments {
   std::string backend = "automatic";

@@ -38,7 +38,9 @@ std::int64_t size_in(const Json& request, const char* name) {
 
 int threads_in(const Json& request) {
   const auto threads = request.value<std::int64_t>("threads", 0);
-  if (threads < 0 || threads > 65536) throw UserError("threads must be from 0 to 65536");
+  if (threads < 0 || threads > kMaxThreads) {
+    throw UserError(fmt::format("threads is {}, must be from 0 to {}", threads, kMaxThreads));
+  }
   return static_cast<int>(threads);
 }
 
@@ -65,9 +67,7 @@ class BenchServer {
   Json answer(const std::string& line) {
     const Json request = Json::parse(line);
     if (request.value("peak", false)) {
-      const double peak = measure_fma_peak(threads_in(request));
-      if (peak < 0.0) throw UserError("this build cannot measure the FMA peak");
-      return {{"flops_per_second", peak}};
+      return {{"flops_per_second", fma_peak(threads_in(request))}};
     }
     if (request.value("drop", false)) {
       const std::size_t count = cases_.size();
