@@ -61,9 +61,7 @@ class Outputs {
     }
     const std::string& chosen = at.name.empty() ? name : at.name;
     for (Destination& other : all_) {
-      const bool same = other.location.path == at.path ||
-                        io::same_file(other.location.path, at.path);
-      if (!same) continue;
+      if (!io::same_file(other.location.path, at.path)) continue;
       if (at.format == io::Format::npy || other.arrays.front().name == chosen) {
         throw UserError(at.path + " is given for two outputs");
       }

@@ -3,7 +3,6 @@
 #include "abacist/attention.hpp"
 #include "plain.hpp"
 #include "runner.hpp"
-#include "user_error.hpp"
 
 namespace abacist::cli {
 namespace {
@@ -99,9 +98,6 @@ OracleResult run_oracle(const Inputs& inputs, const Options& options,
                         const Operand* d_lse, Progress* progress) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const bool all = count == inputs.q.spec.shape[1];
-  if (!all && inputs.slopes.spec.present()) {
-    throw UserError("--rows cannot sample a problem with --alibi");
-  }
   Oracle oracle(inputs, options, d_o, d_lse, count, all);
   if (all) {
     oracle.all(progress);

@@ -17,7 +17,7 @@ struct OracleResult {
 
 /// `rows` ascending; all of them, or a sample. A sampled row is posed as a problem of its own over the
 /// keys that it sees, which costs O(s_k) instead of O(s_q s_k); ALiBi would count its distances wrongly
-/// there, so that a sample with slopes is refused. d_o and d_lse both or neither.
+/// there, so that a sample takes no slopes. d_o and d_lse both or neither.
 OracleResult run_oracle(const Inputs& inputs, const Options& options,
                         const std::vector<std::int64_t>& rows, const Operand* d_o,
                         const Operand* d_lse, Progress* progress);

@@ -270,10 +270,13 @@ std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const Oracl
 bool verify(const VerifyArguments& a) {
   Inputs inputs = a.files.given() ? load_inputs(a.files) : random_inputs(a.sizes);
   add_slopes(inputs, a.score.alibi);
-  const Candidate c = run_candidate(a, inputs);
   const std::int64_t s_q = inputs.q.spec.shape[1];
   const std::vector<std::int64_t> rows = sampled_rows(s_q, a.rows, a.sizes.seed);
   const bool all = static_cast<std::int64_t>(rows.size()) == s_q;
+  if (!all && inputs.slopes.spec.present()) {
+    throw UserError("--rows cannot sample a problem with --alibi");
+  }
+  const Candidate c = run_candidate(a, inputs);
   const Operand* d_o = a.backward() ? &c.d_o : nullptr;
   const Operand* d_lse = a.backward() ? &c.d_lse : nullptr;
 

@@ -2,7 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 
 #include "io/file_error.hpp"
 #include "io/npy.hpp"
@@ -59,8 +61,12 @@ LoadedArray load(const Location& location, const std::string& default_name) {
 
 bool same_file(const std::string& a, const std::string& b) {
   struct stat x {}, y {};
-  return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
-         x.st_ino == y.st_ino;
+  if (stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0) {
+    return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+  }
+  std::error_code ignored;
+  const auto place = std::filesystem::weakly_canonical(a, ignored);
+  return !place.empty() && place == std::filesystem::weakly_canonical(b, ignored);
 }
 
 }  // namespace abacist::io

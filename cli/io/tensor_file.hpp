@@ -35,7 +35,7 @@ std::vector<LoadedArray> load_all(const Location& location);
 /// tensor.
 LoadedArray load(const Location& location, const std::string& default_name);
 
-/// Whether two paths lead to the same existing file.
+/// Whether two paths lead to the same file, be it there already or not.
 bool same_file(const std::string& a, const std::string& b);
 
 }  // namespace abacist::io
