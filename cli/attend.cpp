@@ -56,8 +56,8 @@ class Outputs {
   void add(const std::string& text, const std::string& name, const Operand& operand) {
     const io::Location at = io::Location::parse(text);
     if (at.format == io::Format::npy && !io::npy_can_hold(operand.spec.dtype)) {
-      throw UserError(fmt::format("{}: .npy has no bf16; write .safetensors, or --out-type f32",
-                                  at.path));
+      throw UserError(
+          fmt::format("{}: .npy has no bf16; write .safetensors, or --out-type f32", at.path));
     }
     const std::string& chosen = at.name.empty() ? name : at.name;
     for (Destination& other : all_) {
@@ -141,7 +141,8 @@ void print_summary(const Runner& runner, const AttendArguments& a, const Outputs
   fmt::print("attention  q {}, k {}, v {}; {}\n", operand_text(x.q), operand_text(x.k),
              operand_text(x.v), a.score.text());
   fmt::print("kernel     {}\n", kernel_text(info));
-  fmt::print("scores     {} (query, key) pairs that see each other\n", count_text(info.visible_pairs.value));
+  fmt::print("scores     {} (query, key) pairs that see each other\n",
+             count_text(info.visible_pairs.value));
   fmt::print("time       {}\n", duration_text(seconds));
   fmt::print("speed      {} ({:.1f} GFLOP)\n", rate_text(flops / seconds), flops * 1e-9);
   fmt::print("memory     {} at most, everything included; the score matrix would take {} in f32\n",
@@ -164,7 +165,8 @@ void attend(const AttendArguments& a) {
   const Runner runner(make_problem(tensors, a.score.options()), a.run.plan_options());
   Outputs outputs;
   if (!a.out.empty()) outputs.add(a.out, "o", o);
-  if (lse.spec.present()) outputs.add(a.lse.empty() ? io::Location::parse(a.out).path : a.lse, "lse", lse);
+  if (lse.spec.present())
+    outputs.add(a.lse.empty() ? io::Location::parse(a.out).path : a.lse, "lse", lse);
   outputs.create(inputs.paths);
 
   Progress progress(Progress::mode(a.progress), "attend");
@@ -188,9 +190,10 @@ void add_attend(CLI::App& app) {
   const std::string group = "Outputs";
   command->add_option("--out,-o", a->out, "O to FILE.npy or FILE.safetensors[:NAME]")->group(group);
   command
-      ->add_option("--lse", a->lse,
-                   "LSE to FILE.npy or FILE.safetensors[:NAME] (default: beside O in a .safetensors "
-                   "file)")
+      ->add_option(
+          "--lse", a->lse,
+          "LSE to FILE.npy or FILE.safetensors[:NAME] (default: beside O in a .safetensors "
+          "file)")
       ->group(group);
   command->add_option("--out-type", a->out_dtype, "Type of O: that of Q (default), or f32")
       ->group(group);

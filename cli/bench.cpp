@@ -57,8 +57,13 @@ std::vector<BenchProblem> all_problems(const BenchArguments& a) {
       for (const std::int64_t d : a.dims) {
         for (const std::string& mask : a.masks) {
           for (const std::int64_t s : a.lengths) {
-            SizeArguments sizes{.b = a.b, .s_q = s, .s_k = a.s_k, .h_q = a.h_q, .h_k = a.h_k,
-                                .d_qk = d, .d_v = a.d_v};
+            SizeArguments sizes{.b = a.b,
+                                .s_q = s,
+                                .s_k = a.s_k,
+                                .h_q = a.h_q,
+                                .h_k = a.h_k,
+                                .d_qk = d,
+                                .d_v = a.d_v};
             sizes = sizes.resolved();
             problems.push_back({parse_pass(pass), parse_dtype(dtype), sizes.b, sizes.s_q, sizes.s_k,
                                 sizes.h_q, sizes.h_k, sizes.d_qk, sizes.d_v, parse_mask(mask),
@@ -93,24 +98,23 @@ void print_json(const Cell& cell, double peak) {
   const BenchProblem& p = cell.bench->problem();
   const PlanInfo& info = cell.bench->info();
   const double flops = static_cast<double>(info.flops.value);
-  const nlohmann::ordered_json line = {
-      {"pass", p.pass == Pass::forward ? "fwd" : "bwd"},
-      {"dtype", to_string(p.dtype)},
-      {"b", p.b},
-      {"s_q", p.s_q},
-      {"s_k", p.s_k},
-      {"h_q", p.h_q},
-      {"h_k", p.h_k},
-      {"d_qk", p.d_qk},
-      {"d_v", p.d_v},
-      {"causal", p.causal},
-      {"kernel", info.kernel},
-      {"threads", info.threads},
-      {"median_seconds", cell.median()},
-      {"best_seconds", cell.best()},
-      {"median_gflops", flops / cell.median() * 1e-9},
-      {"best_gflops", flops / cell.best() * 1e-9},
-      {"share_of_fma_peak", flops / cell.median() / peak}};
+  const nlohmann::ordered_json line = {{"pass", p.pass == Pass::forward ? "fwd" : "bwd"},
+                                       {"dtype", to_string(p.dtype)},
+                                       {"b", p.b},
+                                       {"s_q", p.s_q},
+                                       {"s_k", p.s_k},
+                                       {"h_q", p.h_q},
+                                       {"h_k", p.h_k},
+                                       {"d_qk", p.d_qk},
+                                       {"d_v", p.d_v},
+                                       {"causal", p.causal},
+                                       {"kernel", info.kernel},
+                                       {"threads", info.threads},
+                                       {"median_seconds", cell.median()},
+                                       {"best_seconds", cell.best()},
+                                       {"median_gflops", flops / cell.median() * 1e-9},
+                                       {"best_gflops", flops / cell.best() * 1e-9},
+                                       {"share_of_fma_peak", flops / cell.median() / peak}};
   fmt::print("{}\n", line.dump());
 }
 
@@ -135,9 +139,10 @@ void bench(const BenchArguments& a) {
   const double peak = fma_peak(a.run.threads);
   measure(cells, a);
   if (!a.json) {
-    fmt::print("{}, {} thread(s); {} interleaved bursts of {} s; GFLOP/s count visible pairs only\n",
-               cells.front().bench->info().kernel, cells.front().bench->info().threads, a.bursts,
-               a.seconds);
+    fmt::print(
+        "{}, {} thread(s); {} interleaved bursts of {} s; GFLOP/s count visible pairs only\n",
+        cells.front().bench->info().kernel, cells.front().bench->info().threads, a.bursts,
+        a.seconds);
     fmt::print("FMA peak, measured in this run: {}\n", rate_text(peak));
     fmt::print("{:<9}{:<5}{:<7}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9} {:>9} {:>7}\n", "pass",
                "type", "mask", "b", "s_q", "s_k", "h_q/h_k", "d_qk/d_v", "median", "GFLOP/s",

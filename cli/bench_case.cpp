@@ -23,7 +23,10 @@ BenchCase::BenchCase(const BenchProblem& p, std::uint64_t seed) : problem_(p) {
   inputs_.v = make_random(p.dtype, {p.b, p.s_k, p.h_k, p.d_v}, seed, 3);
   o_ = make_o(inputs_, p.dtype);
   lse_ = make_lse(inputs_);
-  forward_ = {.q = inputs_.q.in(), .k = inputs_.k.in(), .v = inputs_.v.in(), .o = o_.out(),
+  forward_ = {.q = inputs_.q.in(),
+              .k = inputs_.k.in(),
+              .v = inputs_.v.in(),
+              .o = o_.out(),
               .lse = lse_.out()};
   const Options options{.mask = {.causal = p.causal}};
   runner_ = std::make_unique<Runner>(make_problem(forward_, options), p.plan);
@@ -37,8 +40,14 @@ void BenchCase::plan_backward(std::uint64_t seed) {
   dq_ = make_operand(p.dtype, {p.b, p.s_q, p.h_q, p.d_qk});
   dk_ = make_operand(p.dtype, {p.b, p.s_k, p.h_k, p.d_qk});
   dv_ = make_operand(p.dtype, {p.b, p.s_k, p.h_k, p.d_v});
-  backward_ = {.q = inputs_.q.in(), .k = inputs_.k.in(), .v = inputs_.v.in(), .o = o_.in(),
-               .lse = lse_.in(), .d_o = d_o_.in(), .dq = dq_.out(), .dk = dk_.out(),
+  backward_ = {.q = inputs_.q.in(),
+               .k = inputs_.k.in(),
+               .v = inputs_.v.in(),
+               .o = o_.in(),
+               .lse = lse_.in(),
+               .d_o = d_o_.in(),
+               .dq = dq_.out(),
+               .dk = dk_.out(),
                .dv = dv_.out()};
   const Options options{.mask = {.causal = p.causal}};
   runner_ = std::make_unique<Runner>(make_problem(backward_, options), p.plan);

@@ -52,7 +52,8 @@ class BenchCase {
   std::unique_ptr<Runner> runner_;
 };
 
-/// FLOP/s of fused multiply-adds on so many threads (0: all allowed): the ceiling of the CPU backend.
+/// FLOP/s of fused multiply-adds on so many threads (0: all allowed): the ceiling of the CPU
+/// backend.
 double fma_peak(int threads);
 
 }  // namespace abacist::cli

@@ -1,5 +1,6 @@
-// The commands. Each adds itself to the application; its callback does the work, throws UserError or
-// io::FileError for what the user can put right, and sets the exit code for a result that is bad news.
+// The commands. Each adds itself to the application; its callback does the work, throws UserError
+// or io::FileError for what the user can put right, and sets the exit code for a result that is bad
+// news.
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,6 +1,6 @@
 // abacist: exact attention from the command line.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <exception>

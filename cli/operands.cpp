@@ -61,8 +61,8 @@ std::pair<void*, std::shared_ptr<const void>> aligned_bytes(const io::LoadedArra
 Operand as_bshd(const io::LoadedArray& loaded, const AxisOrder& order, const std::string& what) {
   const io::Array& array = loaded.array;
   if (!array.dtype || *array.dtype == DType::i32) {
-    throw UserError(fmt::format("{} holds {}, must be f16, bf16, f32 or f64", what,
-                                array.type_name));
+    throw UserError(
+        fmt::format("{} holds {}, must be f16, bf16, f32 or f64", what, array.type_name));
   }
   if (array.shape.size() != static_cast<std::size_t>(order.rank)) {
     throw UserError(fmt::format("{} has shape {}, must have rank {} as Q has", what,
@@ -85,8 +85,8 @@ Operand as_bshd(const io::LoadedArray& loaded, const AxisOrder& order, const std
 
 io::Location location_of(const std::string& given, const std::string& all, const char* name) {
   if (given.empty() && all.empty()) {
-    throw UserError(fmt::format("--{} is missing (or give one .safetensors file with q, k and v)",
-                                name));
+    throw UserError(
+        fmt::format("--{} is missing (or give one .safetensors file with q, k and v)", name));
   }
   return io::Location::parse(given.empty() ? all : given);
 }
@@ -97,10 +97,9 @@ std::vector<double> standard_slopes(std::int64_t heads) {
   std::vector<double> slopes;
   const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(heads)));
   for (std::int64_t head = 0; head < heads; ++head) {
-    const double exponent = head < power
-                                ? 8.0 * static_cast<double>(head + 1) / static_cast<double>(power)
-                                : 8.0 * (static_cast<double>(head - power) + 0.5) /
-                                      static_cast<double>(power);
+    const double exponent =
+        head < power ? 8.0 * static_cast<double>(head + 1) / static_cast<double>(power)
+                     : 8.0 * (static_cast<double>(head - power) + 0.5) / static_cast<double>(power);
     slopes.push_back(std::exp2(-exponent));
   }
   return slopes;

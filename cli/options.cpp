@@ -15,8 +15,8 @@ std::int64_t parse_bound(std::string_view text, const std::string& whole) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < 0) {
-    throw UserError(fmt::format("--window is \"{}\", must be L,R: two whole numbers from 0, or inf",
-                                whole));
+    throw UserError(
+        fmt::format("--window is \"{}\", must be L,R: two whole numbers from 0, or inf", whole));
   }
   return value;
 }
@@ -119,10 +119,13 @@ SizeArguments SizeArguments::resolved() const {
   if (sizes.h_k == -1) sizes.h_k = sizes.h_q;
   if (sizes.d_v == -1) sizes.d_v = sizes.d_qk;
   constexpr std::int64_t kMost = std::int64_t{1} << 40;
-  for (const auto& [name, value] :
-       {std::pair{"--b", sizes.b}, {"--s-q", sizes.s_q}, {"--s-k", sizes.s_k},
-        {"--h-q", sizes.h_q}, {"--h-k", sizes.h_k}, {"--d-qk", sizes.d_qk},
-        {"--d-v", sizes.d_v}}) {
+  for (const auto& [name, value] : {std::pair{"--b", sizes.b},
+                                    {"--s-q", sizes.s_q},
+                                    {"--s-k", sizes.s_k},
+                                    {"--h-q", sizes.h_q},
+                                    {"--h-k", sizes.h_k},
+                                    {"--d-qk", sizes.d_qk},
+                                    {"--d-v", sizes.d_v}}) {
     if (value < 0 || value > kMost) {
       throw UserError(fmt::format("{} is {}, must be from 0 to 2^40", name, value));
     }

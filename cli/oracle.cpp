@@ -67,8 +67,8 @@ class Oracle {
     const ConstTensor v = slice(v_.in(), 1, keys.begin, key_count);
     const Tensor o = slice(r_.o.out(), 1, at, count);
     const Tensor lse = slice(r_.lse.out(), 2, at, count);
-    const ForwardTensors forward{.q = q, .k = k, .v = v, .o = o, .lse = lse,
-                                 .alibi_slopes = slopes_};
+    const ForwardTensors forward{
+        .q = q, .k = k, .v = v, .o = o, .lse = lse, .alibi_slopes = slopes_};
     Runner(make_problem(forward, options), kReference).run(forward, progress);
     if (!d_o_.spec.present()) return;
     const BackwardTensors backward{.q = q,

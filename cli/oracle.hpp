@@ -9,15 +9,15 @@
 
 namespace abacist::cli {
 
-/// float64 tensors over the sampled rows: o [b, rows, h_q, d_v], lse [b, h_q, rows], dq; dk and dv only
-/// when the sample is all rows.
+/// float64 tensors over the sampled rows: o [b, rows, h_q, d_v], lse [b, h_q, rows], dq; dk and dv
+/// only when the sample is all rows.
 struct OracleResult {
   Operand o, lse, dq, dk, dv;
 };
 
-/// `rows` ascending; all of them, or a sample. A sampled row is posed as a problem of its own over the
-/// keys that it sees, which costs O(s_k) instead of O(s_q s_k); ALiBi would count its distances wrongly
-/// there, so that a sample takes no slopes. d_o and d_lse both or neither.
+/// `rows` ascending; all of them, or a sample. A sampled row is posed as a problem of its own over
+/// the keys that it sees, which costs O(s_k) instead of O(s_q s_k); ALiBi would count its distances
+/// wrongly there, so that a sample takes no slopes. d_o and d_lse both or neither.
 OracleResult run_oracle(const Inputs& inputs, const Options& options,
                         const std::vector<std::int64_t>& rows, const Operand* d_o,
                         const Operand* d_lse, Progress* progress);

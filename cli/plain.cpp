@@ -135,7 +135,7 @@ class PlainRun {
       }
     });
     return {rounded(o_, p_.o_dtype), rounded(lse_, DType::f32), rounded(dq_, dtype_),
-            rounded(dk_, dtype_), rounded(dv_, dtype_), size_};
+            rounded(dk_, dtype_),    rounded(dv_, dtype_),      size_};
   }
 
  private:

@@ -1,7 +1,7 @@
 // Attention as a plain program of the same precision computes it: float32 scores and sums, P and dS
-// rounded to the input type before the second product, results rounded to the output type. The error
-// that it makes against the oracle is what the type costs on this very data, and the yardstick of the
-// bounds in verify.cpp.
+// rounded to the input type before the second product, results rounded to the output type. The
+// error that it makes against the oracle is what the type costs on this very data, and the
+// yardstick of the bounds in verify.cpp.
 #pragma once
 
 #include <cstdint>
@@ -25,18 +25,19 @@ struct PlainProblem {
   const Operand* d_lse = nullptr;
 };
 
-/// Row-major: o [b, rows, h_q, d_v], lse and score_size [b, h_q, rows], dq as o with d_qk, dk and dv as
-/// k and v (sums over the given rows only).
+/// Row-major: o [b, rows, h_q, d_v], lse and score_size [b, h_q, rows], dq as o with d_qk, dk and
+/// dv as k and v (sums over the given rows only).
 struct PlainResult {
   std::vector<double> o, lse, dq, dk, dv;
-  /// The largest sum of |scale q_e k_e| + |bias| over the row's visible keys: errors of its scores are
-  /// proportional to it.
+  /// The largest sum of |scale q_e k_e| + |bias| over the row's visible keys: errors of its scores
+  /// are proportional to it.
   std::vector<double> score_size;
 };
 
 PlainResult compute_plain(const PlainProblem& problem, Progress* progress);
 
-/// Keys [begin, end) that a query sees; written down from the contract, apart from the library's rule.
+/// Keys [begin, end) that a query sees; written down from the contract, apart from the library's
+/// rule.
 struct KeyRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;

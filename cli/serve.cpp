@@ -6,8 +6,8 @@
 //   {"peak": true, "threads": 2}  -> {"flops_per_second": ...}
 //   {"drop": true}                -> {"dropped": n}: frees the data of all problems so far
 //
-// A bad request gets {"error": "..."} and the next one is read. The data of a problem is made once; its
-// making and first run are not part of any burst.
+// A bad request gets {"error": "..."} and the next one is read. The data of a problem is made once;
+// its making and first run are not part of any burst.
 #include "serve.hpp"
 
 #include <fmt/format.h>

@@ -15,7 +15,8 @@ std::string bytes_text(double bytes) {
     bytes /= 1000.0;
     ++unit;
   }
-  return unit == 0 ? fmt::format("{:.0f} bytes", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
+  return unit == 0 ? fmt::format("{:.0f} bytes", bytes)
+                   : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
 std::string count_text(std::int64_t count) {

@@ -15,7 +15,7 @@ class UserError : public std::runtime_error {
   explicit UserError(const Error& error) : std::runtime_error(to_string(error)) {}
 };
 
-inline constexpr int kOverBound = 1;   ///< verify: a result is over its bound
+inline constexpr int kOverBound = 1;  ///< verify: a result is over its bound
 inline constexpr int kBadInput = 2;
 
 }  // namespace abacist::cli

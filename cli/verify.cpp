@@ -1,13 +1,14 @@
 // abacist verify: a backend against the float64 oracle.
 //
-// u is the unit roundoff of the input type, u32 that of float32, ref the oracle's tensor, E the largest
-// error of a plain computation of the same precision (plain.hpp) against the same oracle.
+// u is the unit roundoff of the input type, u32 that of float32, ref the oracle's tensor, E the
+// largest error of a plain computation of the same precision (plain.hpp) against the same oracle.
 //
 //   O, dQ, dK, dV   |x - ref| <= 2 E + 2 u max|ref|           f16, bf16
 //                   |x - ref| <= 2 E + 2 u sqrt(n) max|ref|   f32: n terms stand behind an element
 //   LSE             |x - ref| <= u32 (2 + sqrt(d_qk)) (S + |ref|), row by row
 //
-// S is PlainResult::score_size: partial sums of a score are of that size, and d_qk of them are rounded.
+// S is PlainResult::score_size: partial sums of a score are of that size, and d_qk of them are
+// rounded.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -149,12 +150,12 @@ Check check_tensor(const char* name, const Comparison& pair, const std::vector<d
     if (!std::isfinite(ref)) return;
     largest = std::max(largest, std::fabs(ref));
     const double error = std::fabs(plain[static_cast<std::size_t>(flat)] - ref);
-    if (!(error <= plain_error)) plain_error = error;  // NaN stays: nothing is then within the bound
+    if (!(error <= plain_error))
+      plain_error = error;  // NaN stays: nothing is then within the bound
   });
   const double growth = dtype == DType::f32 ? std::sqrt(static_cast<double>(terms)) : 1.0;
   // The smallest float: what underflows is no error.
-  const double bound =
-      2.0 * plain_error + 2.0 * unit_roundoff(dtype) * growth * largest + 0x1p-126;
+  const double bound = 2.0 * plain_error + 2.0 * unit_roundoff(dtype) * growth * largest + 0x1p-126;
   Check check;
   check.name = name;
   pair.for_each([&](std::int64_t, double x, double ref, const Extents& index) {
@@ -169,8 +170,7 @@ Check check_lse(const Comparison& pair, const std::vector<double>& score_size, s
   check.name = "LSE";
   pair.for_each([&](std::int64_t flat, double x, double ref, const Extents& index) {
     const double size = score_size[static_cast<std::size_t>(flat)] + std::fabs(ref);
-    check.note(x, ref, factor * size + 0x1p-126,
-               [&] { return index_text(index, pair.rank()); });
+    check.note(x, ref, factor * size + 0x1p-126, [&] { return index_text(index, pair.rank()); });
   });
   return check;
 }
@@ -187,10 +187,12 @@ bool report(const Check& check) {
     return true;
   }
   const bool good = check.ratio <= 1.0;
-  fmt::print("{:<4} {}: {} values, worst at {}: {}, oracle {}, error {:.2e} is {:.3f} of the bound {:.2e}\n",
-             check.name, good ? "ok " : "BAD", count_text(check.elements), check.where,
-             value_text(check.value), value_text(check.ref), std::fabs(check.value - check.ref),
-             check.ratio, check.bound);
+  fmt::print(
+      "{:<4} {}: {} values, worst at {}: {}, oracle {}, error {:.2e} is {:.3f} of the bound "
+      "{:.2e}\n",
+      check.name, good ? "ok " : "BAD", count_text(check.elements), check.where,
+      value_text(check.value), value_text(check.ref), std::fabs(check.value - check.ref),
+      check.ratio, check.bound);
   return good;
 }
 
@@ -219,8 +221,11 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
   Candidate c;
   c.o = make_operand(dtype, {q[0], q[1], q[2], d_v});
   c.lse = make_operand(DType::f32, {q[0], q[2], q[1]});
-  const ForwardTensors forward{.q = inputs.q.in(), .k = inputs.k.in(), .v = inputs.v.in(),
-                               .o = c.o.out(), .lse = c.lse.out(),
+  const ForwardTensors forward{.q = inputs.q.in(),
+                               .k = inputs.k.in(),
+                               .v = inputs.v.in(),
+                               .o = c.o.out(),
+                               .lse = c.lse.out(),
                                .alibi_slopes = inputs.slopes.in()};
   const Runner runner(make_problem(forward, a.score.options()), a.run.plan_options());
   c.kernels = runner.info().kernel;
@@ -233,10 +238,17 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
   c.dq = make_operand(dtype, {q[0], q[1], q[2], q[3]});
   c.dk = make_operand(dtype, {k[0], k[1], k[2], k[3]});
   c.dv = make_operand(dtype, {k[0], k[1], k[2], d_v});
-  const BackwardTensors backward{.q = inputs.q.in(), .k = inputs.k.in(), .v = inputs.v.in(),
-                                 .o = c.o.in(), .lse = c.lse.in(), .d_o = c.d_o.in(),
-                                 .dq = c.dq.out(), .dk = c.dk.out(), .dv = c.dv.out(),
-                                 .d_lse = c.d_lse.in(), .alibi_slopes = inputs.slopes.in()};
+  const BackwardTensors backward{.q = inputs.q.in(),
+                                 .k = inputs.k.in(),
+                                 .v = inputs.v.in(),
+                                 .o = c.o.in(),
+                                 .lse = c.lse.in(),
+                                 .d_o = c.d_o.in(),
+                                 .dq = c.dq.out(),
+                                 .dk = c.dk.out(),
+                                 .dv = c.dv.out(),
+                                 .d_lse = c.d_lse.in(),
+                                 .alibi_slopes = inputs.slopes.in()};
   // Planned before the forward runs, so that a refusal comes at once.
   const Runner backward_runner(make_problem(backward, a.score.options()), a.run.plan_options());
   c.kernels += " and " + backward_runner.info().kernel;
@@ -252,18 +264,17 @@ std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const Oracl
   const std::int64_t d_v = inputs.v.spec.shape[3];
   const DType dtype = inputs.q.spec.dtype;
   std::vector<Check> checks;
-  checks.push_back(
-      check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, q[3] + k[1]));
+  checks.push_back(check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, q[3] + k[1]));
   checks.push_back(check_lse({rows, 2, c.lse, oracle.lse}, plain.score_size, q[3]));
   if (!oracle.dq.spec.present()) return checks;
   checks.push_back(
       check_tensor("dQ", {rows, 1, c.dq, oracle.dq}, plain.dq, dtype, q[3] + d_v + k[1]));
   if (!oracle.dk.spec.present()) return checks;
   const std::int64_t column_terms = q[3] + d_v + q[1] * (k[2] > 0 ? q[2] / k[2] : 1);
-  checks.push_back(check_tensor("dK", {rows, kNoRowAxis, c.dk, oracle.dk}, plain.dk, dtype,
-                                column_terms));
-  checks.push_back(check_tensor("dV", {rows, kNoRowAxis, c.dv, oracle.dv}, plain.dv, dtype,
-                                column_terms));
+  checks.push_back(
+      check_tensor("dK", {rows, kNoRowAxis, c.dk, oracle.dk}, plain.dk, dtype, column_terms));
+  checks.push_back(
+      check_tensor("dV", {rows, kNoRowAxis, c.dv, oracle.dv}, plain.dv, dtype, column_terms));
   return checks;
 }
 

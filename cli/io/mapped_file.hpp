@@ -7,9 +7,9 @@
 
 namespace abacist::io {
 
-/// Mapped rather than copied: a tensor of many gigabytes costs address space only until it is read. A
-/// file that another process cuts short while it is mapped ends the program (SIGBUS), as with every
-/// mapped file.
+/// Mapped rather than copied: a tensor of many gigabytes costs address space only until it is read.
+/// A file that another process cuts short while it is mapped ends the program (SIGBUS), as with
+/// every mapped file.
 class MappedFile {
  public:
   /// Throws FileError if the file is missing, unreadable or not a regular file.

@@ -92,8 +92,8 @@ class HeaderParser {
 
   bool boolean() {
     skip_blanks();
-    for (const auto& [word, value] : {std::pair{std::string_view("True"), true},
-                                      std::pair{std::string_view("False"), false}}) {
+    for (const auto& [word, value] :
+         {std::pair{std::string_view("True"), true}, std::pair{std::string_view("False"), false}}) {
       if (!rest_.starts_with(word)) continue;
       rest_.remove_prefix(word.size());
       return value;
@@ -223,8 +223,8 @@ std::string npy_header(DType dtype, const std::vector<std::int64_t>& shape) {
   text.append((kAlignment - used % kAlignment) % kAlignment, ' ');
   text += '\n';
   std::string header(kMagic);
-  header += {'\x01', '\x00', static_cast<char>(text.size() & 0xff),
-             static_cast<char>(text.size() >> 8)};
+  header +=
+      {'\x01', '\x00', static_cast<char>(text.size() & 0xff), static_cast<char>(text.size() >> 8)};
   return header + text;
 }
 

@@ -10,8 +10,9 @@
 
 namespace abacist::io {
 
-/// The array in a whole .npy file; `path` is for messages. Little-endian f16, f32, f64 and i32, row- or
-/// column-major. Throws FileError on anything else, and on a file that is cut short or too long.
+/// The array in a whole .npy file; `path` is for messages. Little-endian f16, f32, f64 and i32,
+/// row- or column-major. Throws FileError on anything else, and on a file that is cut short or too
+/// long.
 Array parse_npy(std::span<const std::byte> file, const std::string& path);
 
 /// Whether .npy has a type for it; bf16 it has not.

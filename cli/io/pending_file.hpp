@@ -7,12 +7,14 @@
 
 namespace abacist::io {
 
-/// Writes to a temporary name beside the target, which commit() replaces in one step: a reader sees the
-/// old file or the whole new one, and a failure leaves the old one alone. Destroyed without commit(), or
-/// ended by SIGINT or SIGTERM once unlink_pending_on_signals() was called, it leaves nothing behind.
+/// Writes to a temporary name beside the target, which commit() replaces in one step: a reader sees
+/// the old file or the whole new one, and a failure leaves the old one alone. Destroyed without
+/// commit(), or ended by SIGINT or SIGTERM once unlink_pending_on_signals() was called, it leaves
+/// nothing behind.
 class PendingFile {
  public:
-  /// Creates the temporary file. Throws FileError, also if the target exists and is not a regular file.
+  /// Creates the temporary file. Throws FileError, also if the target exists and is not a regular
+  /// file.
   explicit PendingFile(const std::string& path);
   ~PendingFile();
   PendingFile(const PendingFile&) = delete;

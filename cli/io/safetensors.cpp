@@ -1,5 +1,6 @@
-// The header is read as a stream of events, not into a tree: only three levels can occur, so a header
-// of a million brackets ends at the fourth, and names that come twice are seen (a tree keeps the last).
+// The header is read as a stream of events, not into a tree: only three levels can occur, so a
+// header of a million brackets ends at the fourth, and names that come twice are seen (a tree keeps
+// the last).
 #include "io/safetensors.hpp"
 
 #include <algorithm>
@@ -61,8 +62,8 @@ class HeaderReader {
     for (std::size_t i = 0; i < text.size(); ++i) {
       const auto c = static_cast<unsigned char>(text[i]);
       // C1 control characters are 0xc2 0x80 to 0xc2 0x9f in UTF-8; a terminal obeys some of them.
-      const bool c1 = c == 0xc2 && i + 1 < text.size() &&
-                      static_cast<unsigned char>(text[i + 1]) < 0xa0;
+      const bool c1 =
+          c == 0xc2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xa0;
       if (c < 0x20 || c == 0x7f || c1) return fail("has a name with a control character");
     }
     if (depth_ == 1) {
@@ -91,7 +92,8 @@ class HeaderReader {
 
   bool string(std::string& text) {
     if (depth_ == 2 && metadata_) return true;
-    if (depth_ != 2 || field_ != "dtype" || list_ != nullptr) return fail("has a string out of place");
+    if (depth_ != 2 || field_ != "dtype" || list_ != nullptr)
+      return fail("has a string out of place");
     entries.back().type = text;
     return true;
   }
@@ -194,8 +196,8 @@ std::vector<Entry> read_header(std::string_view text, const std::string& path) {
   // The JSON reader takes NUL for the end of its input.
   if (text.find('\0') != text.npos) throw FileError(path, "its header has a NUL byte");
   if (!text.starts_with('{')) throw FileError(path, "its header does not start with '{'");
-  const bool parsed =
-      nlohmann::json::sax_parse(text.begin(), text.end(), &reader, nlohmann::json::input_format_t::json);
+  const bool parsed = nlohmann::json::sax_parse(text.begin(), text.end(), &reader,
+                                                nlohmann::json::input_format_t::json);
   if (!parsed) throw FileError(path, reader.problem);
   return std::move(reader.entries);
 }
@@ -235,8 +237,8 @@ std::vector<Array> parse_safetensors(std::span<const std::byte> file, const std:
     covered = entry.offsets[1];
   }
   if (static_cast<std::uint64_t>(covered) != data.size()) {
-    throw FileError(path, "has " + std::to_string(data.size()) + " bytes of data, its tensors cover " +
-                              std::to_string(covered));
+    throw FileError(path, "has " + std::to_string(data.size()) +
+                              " bytes of data, its tensors cover " + std::to_string(covered));
   }
   return arrays;
 }

@@ -60,7 +60,8 @@ LoadedArray load(const Location& location, const std::string& default_name) {
 }
 
 bool same_file(const std::string& a, const std::string& b) {
-  struct stat x {}, y {};
+  struct stat x {
+  }, y{};
   if (stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0) {
     return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
   }

@@ -31,8 +31,8 @@ struct LoadedArray {
 /// All arrays of a file (one in .npy).
 std::vector<LoadedArray> load_all(const Location& location);
 
-/// The array at a location. A .safetensors file without a name must hold `default_name`, or just one
-/// tensor.
+/// The array at a location. A .safetensors file without a name must hold `default_name`, or just
+/// one tensor.
 LoadedArray load(const Location& location, const std::string& default_name);
 
 /// Whether two paths lead to the same file, be it there already or not.

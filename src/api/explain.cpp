@@ -74,13 +74,23 @@ std::string operand_lines(const Problem& problem) {
   const struct {
     const char* name;
     const TensorSpec& spec;
-  } all[] = {{"q", x.q},       {"k", x.k},         {"v", x.v},     {"o", x.o},
-             {"lse", x.lse},   {"d_o", x.d_o},     {"d_lse", x.d_lse}, {"dq", x.dq},
-             {"dk", x.dk},     {"dv", x.dv},       {"alibi_slopes", x.alibi_slopes},
-             {"cu_seqlens_q", x.cu_seqlens_q}, {"cu_seqlens_k", x.cu_seqlens_k}};
+  } all[] = {{"q", x.q},
+             {"k", x.k},
+             {"v", x.v},
+             {"o", x.o},
+             {"lse", x.lse},
+             {"d_o", x.d_o},
+             {"d_lse", x.d_lse},
+             {"dq", x.dq},
+             {"dk", x.dk},
+             {"dv", x.dv},
+             {"alibi_slopes", x.alibi_slopes},
+             {"cu_seqlens_q", x.cu_seqlens_q},
+             {"cu_seqlens_k", x.cu_seqlens_k}};
   std::string text;
   for (const auto& [name, spec] : all) {
-    if (spec.present()) text += (text.empty() ? "" : ", ") + std::string(name) + " " + to_text(spec);
+    if (spec.present())
+      text += (text.empty() ? "" : ", ") + std::string(name) + " " + to_text(spec);
   }
   return line("operands", text);
 }
@@ -99,8 +109,8 @@ double all_pairs(const Problem& problem) {
 std::string kernel_lines(const PlanInfo& info) {
   std::string text = line("kernel", info.kernel);
   text += line("tiles", plural(info.rows, "query row") + " x " + plural(info.keys, "key"));
-  std::string schedule = plural(info.work_items, "work item") + " on " +
-                         plural(info.threads, "thread");
+  std::string schedule =
+      plural(info.work_items, "work item") + " on " + plural(info.threads, "thread");
   schedule += info.splits > 1 ? "; keys in " + plural(info.splits, "part") + ", merged"
                               : "; keys not split";
   return text + line("schedule", schedule);
@@ -117,10 +127,9 @@ std::string cost_lines(const Problem& problem, const PlanInfo& info) {
   std::string traffic = scaled(info.slow_memory_bytes, "B");
   traffic += "; attention that writes its scores moves " + scaled(info.standard_memory_bytes, "B");
   text += line("slow memory", traffic);
-  text += line("workspace",
-               scaled(static_cast<double>(info.workspace_bytes), "B") + ", of which " +
-                   scaled(static_cast<double>(info.scratch_bytes_per_thread), "B") +
-                   " for each thread");
+  text += line("workspace", scaled(static_cast<double>(info.workspace_bytes), "B") + ", of which " +
+                                scaled(static_cast<double>(info.scratch_bytes_per_thread), "B") +
+                                " for each thread");
   text += line("same bits", info.deterministic ? "yes, whatever the threads and the timing" : "no");
   return text;
 }
