@@ -10,7 +10,8 @@ Plan plan_or_throw(const Problem& problem, const PlanOptions& options) {
   auto planned = plan(problem, options);
   if (planned) return std::move(planned).value();
   std::string hint;
-  if (planned.error().code == ErrorCode::unsupported && problem.operands.q.dtype == DType::f64) {
+  if (planned.error().code == ErrorCode::unsupported && options.backend != Backend::reference &&
+      problem.operands.q.dtype == DType::f64) {
     hint = "; f64 is for --backend reference, --convert f32 is for speed";
   }
   throw UserError(to_string(planned.error()) + hint);

@@ -65,9 +65,11 @@ bool same_file(const std::string& a, const std::string& b) {
   if (stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0) {
     return x.st_dev == y.st_dev && x.st_ino == y.st_ino;
   }
-  std::error_code ignored;
-  const auto place = std::filesystem::weakly_canonical(a, ignored);
-  return !place.empty() && place == std::filesystem::weakly_canonical(b, ignored);
+  const auto place = [](const std::string& path) {
+    std::error_code ignored;
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, ignored), ignored);
+  };
+  return !place(a).empty() && place(a) == place(b);
 }
 
 }  // namespace abacist::io
