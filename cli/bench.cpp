@@ -133,7 +133,7 @@ void bench(const BenchArguments& a) {
   if (a.serve) return serve_bench(a.seed);
   std::vector<Cell> cells;
   for (const BenchProblem& problem : all_problems(a)) {
-    cells.push_back({std::make_unique<BenchCase>(problem, a.seed), {}});
+    cells.emplace_back().bench = std::make_unique<BenchCase>(problem, a.seed);
   }
   if (cells.empty()) return;
   const double peak = fma_peak(a.run.threads);
