@@ -61,7 +61,7 @@ struct ForwardScratch {
     k = carver.floats(keys * d_qk);
     v = carver.floats(keys * d_v_padded);
     s = carver.floats(keys * kPanel);
-    staging = carver.floats(8 * std::max(d_qk, d_v_padded));
+    staging = carver.floats(4 * std::max(d_qk, d_v_padded));
     bytes = carver.used;
   }
 };
@@ -168,7 +168,7 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
     masks[p] = PanelMask(task.rule, task.group, task.first_row + static_cast<std::int64_t>(p * kPanel),
                          task.last_row, task.first_key, task.last_key);
     pack_panel(task.q, task.group, masks[p].first_row, masks[p].count, d_qk, task.score.prescale,
-               x.q + p * d_qk * kPanel, x.staging, [](std::int64_t) { return false; });
+               x.q + p * d_qk * kPanel);
     std::fill_n(x.maximum + p * kPanel, kPanel, -std::numeric_limits<float>::infinity());
     std::fill_n(x.sum + p * kPanel, kPanel, 0.0f);
     if (masks[p].any.empty()) continue;
@@ -182,7 +182,15 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
     const auto count = static_cast<size_t>(std::min(keys, end - k0));
     pack_rows(task.k, k0, count, d_qk, x.k, x.staging);
     pack_columns(task.v, k0, count, d_v, static_cast<size_t>(keys), x.v, x.staging);
+    const std::int64_t next = std::min(k0 + keys, end);
+    const std::int64_t next_count = std::min(keys, end - next);
     for (size_t p = 0; p < panels; ++p) {
+      // The next block's share of this panel, so that packing it does not wait for memory.
+      const auto part = [&](size_t i) {
+        return next + next_count * static_cast<std::int64_t>(i) / static_cast<std::int64_t>(panels);
+      };
+      prefetch_rows(task.k, 1, part(p), part(p + 1), d_qk);
+      prefetch_rows(task.v, 1, part(p), part(p + 1), d_v);
       const BlockRange range = masks[p].in_block(k0, count);
       if (range.first >= range.last) continue;
       V largest[kVectors];

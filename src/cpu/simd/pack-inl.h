@@ -68,6 +68,20 @@ HWY_INLINE void with_type(const void* data, DType dtype, const Body& body) {
   }
 }
 
+
+/// Asks for packed rows [first, last), r = i * group + g, of `depth` elements each, to be brought to L2.
+HWY_INLINE void prefetch_rows(const Operand& x, std::int64_t group, std::int64_t first,
+                              std::int64_t last, size_t depth) {
+  if (x.dim != 1) return;
+  const std::int64_t size = size_of(x.dtype);
+  const auto bytes = static_cast<std::int64_t>(depth) * size;
+  for (std::int64_t r = first; r < last; ++r) {
+    const char* row = static_cast<const char*>(x.data) +
+                      ((r / group) * x.row + (r % group) * x.head) * size;
+    for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
 /// Interleaves four float rows: out[k * 4 + m] = row_m[k]. Null rows are zero.
 HWY_INLINE void interleave4(const float* r0, const float* r1, const float* r2, const float* r3,
                             size_t depth, float* HWY_RESTRICT out) {
@@ -144,40 +158,64 @@ HWY_INLINE void pack_columns(const Operand& x, std::int64_t first, size_t count,
   });
 }
 
+/// out[m * stride + 0..3] = column m of the 4 x 4 block whose rows lie `width` floats apart, times factor.
+HWY_INLINE void transpose4(const float* HWY_RESTRICT block, size_t width, float factor,
+                           float* HWY_RESTRICT out, size_t stride) {
+#if HWY_TARGET != HWY_SCALAR
+  const F4 f;
+  const auto scale = hn::Set(f, factor);
+  const auto r0 = hn::Mul(hn::Load(f, block), scale);
+  const auto r1 = hn::Mul(hn::Load(f, block + width), scale);
+  const auto r2 = hn::Mul(hn::Load(f, block + 2 * width), scale);
+  const auto r3 = hn::Mul(hn::Load(f, block + 3 * width), scale);
+  const auto low01 = hn::InterleaveLower(f, r0, r1);
+  const auto low23 = hn::InterleaveLower(f, r2, r3);
+  const auto high01 = hn::InterleaveUpper(f, r0, r1);
+  const auto high23 = hn::InterleaveUpper(f, r2, r3);
+  hn::StoreU(hn::ConcatLowerLower(f, low23, low01), f, out);
+  hn::StoreU(hn::ConcatUpperUpper(f, low23, low01), f, out + stride);
+  hn::StoreU(hn::ConcatLowerLower(f, high23, high01), f, out + 2 * stride);
+  hn::StoreU(hn::ConcatUpperUpper(f, high23, high01), f, out + 3 * stride);
+#else
+  for (size_t m = 0; m < 4; ++m) {
+    for (size_t r = 0; r < 4; ++r) out[m * stride + r] = block[r * width + m] * factor;
+  }
+#endif
+}
+
 /// Packs query rows into a panel: element (k, lane) at out[k * kPanel + lane], times `factor`. Row
-/// `lane` is packed row first + lane = i * group + g; lanes past `count`, and those that `hidden`
-/// names, are zero. `staging` holds 8 * depth floats.
-template <class Hidden>
+/// `lane` is packed row first + lane = i * group + g; lanes past `count` are zero. Sixteen elements of
+/// every row at a time: the part of `out` that they fill stays in L1.
 HWY_INLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t first, size_t count,
-                           size_t depth, float factor, float* HWY_RESTRICT out,
-                           float* HWY_RESTRICT staging, const Hidden& hidden) {
-  const F4 f4;
-  const auto scale = hn::Set(f4, factor);
-  float* four = staging + 4 * depth;  // [depth][4]
+                           size_t depth, float factor, float* HWY_RESTRICT out) {
+  constexpr size_t kChunk = 16;
+  HWY_ALIGN float chunk[kPanel * kChunk];
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
-    for (size_t lane = 0; lane < kPanel; lane += kGroup) {
-      const size_t used = std::min(kGroup, kPanel - lane);
-      for (size_t m = 0; m < kGroup; ++m) {
-        const std::int64_t r = first + static_cast<std::int64_t>(lane + m);
-        if (lane + m >= count || hidden(r)) {
-          std::fill_n(staging + m * depth, depth, 0.0f);
+    decltype(data) rows[kPanel];
+    for (size_t lane = 0; lane < kPanel; ++lane) {
+      const std::int64_t r = first + static_cast<std::int64_t>(lane);
+      rows[lane] = lane < count ? data + (r / group) * x.row + (r % group) * x.head : nullptr;
+    }
+    for (size_t k = 0; k < depth; k += kChunk) {
+      const size_t n = std::min(kChunk, depth - k);
+      for (size_t lane = 0; lane < kPanel; ++lane) {
+        float* row = chunk + lane * kChunk;
+        if (rows[lane] == nullptr) {
+          std::fill_n(row, n, 0.0f);
         } else {
-          load_row(data + (r / group) * x.row + (r % group) * x.head, x.dim, depth,
-                   staging + m * depth);
+          load_row(rows[lane] + static_cast<std::int64_t>(k) * x.dim, x.dim, n, row);
         }
       }
-      interleave4(staging, staging + depth, staging + 2 * depth, staging + 3 * depth, depth, four);
-      if (used == kGroup) {
-        for (size_t k = 0; k < depth; ++k) {
-          for (size_t m = 0; m < kGroup; m += kFour) {
-            hn::StoreU(hn::Mul(hn::LoadU(f4, four + k * kGroup + m), scale), f4,
-                       out + k * kPanel + lane + m);
-          }
+      float* part = out + k * kPanel;
+      const size_t whole = kPanel % 4 == 0 ? n / 4 * 4 : 0;
+      for (size_t lane = 0; lane < kPanel && whole > 0; lane += 4) {
+        for (size_t m = 0; m < whole; m += 4) {
+          transpose4(chunk + lane * kChunk + m, kChunk, factor, part + m * kPanel + lane, kPanel);
         }
-      } else {  // the portable target's panels are narrower than a group
-        for (size_t k = 0; k < depth; ++k) {
-          for (size_t m = 0; m < used; ++m)
-            out[k * kPanel + lane + m] = four[k * kGroup + m] * factor;
+      }
+      for (size_t m = whole; m < n; ++m) {
+        for (size_t lane = 0; lane < kPanel; ++lane) {
+          part[m * kPanel + lane] = chunk[lane * kChunk + m] * factor;
         }
       }
     }
