@@ -1,8 +1,8 @@
 // Backward pass on the CPU: planning, and the two stages of a run.
 //
-// Stage one, per row tile: D = rowsum(dO o O) - dLSE, LSE in base-2 units. Stage two, per key block:
-// dK, dV, and its part of dQ, which is summed in workspace in ascending order of key blocks (see
-// simd/backward-inl.h). Items go out key block by key block over all heads, so that an item's
+// Stage one, per row tile: D = rowsum(dO o O) - dLSE, LSE in base-2 units. Stage two, per key
+// block: dK, dV, and its part of dQ, which is summed in workspace in ascending order of key blocks
+// (see simd/backward-inl.h). Items go out key block by key block over all heads, so that an item's
 // predecessor in the same head has long started; the bits do not depend on the thread count.
 #include <algorithm>
 
@@ -23,9 +23,10 @@ struct BackwardChoices {
 /// Fewer items than this leave threads of a large machine idle.
 constexpr std::int64_t kEnoughItems = 64;
 
-/// Tile sizes: what an item keeps per key (K twice, V, dK and dV) stays in L2 up to 640 KiB. Every key
-/// block packs all rows that see it anew, so large blocks pay: 256 keys instead of 128 gain 8% at d 64
-/// and d 128 (Zen 4). Two panels of rows halve the traffic of dK and dV, four of narrow ones.
+/// Tile sizes: what an item keeps per key (K twice, V, dK and dV) stays in L2 up to 640 KiB. Every
+/// key block packs all rows that see it anew, so large blocks pay: 256 keys instead of 128 gain 8%
+/// at d 64 and d 128 (Zen 4). Two panels of rows halve the traffic of dK and dV, four of narrow
+/// ones.
 Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
   const std::int64_t packed = g.s_q * g.group;
   const std::int64_t panel = kernels.panel_rows;
@@ -60,13 +61,13 @@ void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, Plan
       tile_visits(resolved, c.tiles.rows, [keys](core::Interval seen, std::int64_t tile_rows) {
         return seen.empty() ? 0 : tile_rows * (ceil_div(seen.end, keys) - seen.begin / keys);
       });
-  const std::int64_t per_visit =
-      g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;
-  info.slow_memory_bytes = {(prepare + keys_once + Count{visits.value} * per_visit +
-                             rows * g.d_qk * size_of(x.dq.dtype))
-                                .value,
-                            visits.exact};
-  // Standard attention reads and writes P, dP and dS in float: P read twice, dP and dS written and read.
+  const std::int64_t per_visit = g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;
+  info.slow_memory_bytes = {
+      (prepare + keys_once + Count{visits.value} * per_visit + rows * g.d_qk * size_of(x.dq.dtype))
+          .value,
+      visits.exact};
+  // Standard attention reads and writes P, dP and dS in float: P read twice, dP and dS written and
+  // read.
   const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
       (prepare + keys_once + rows * (2 * g.d_qk * in + o_bytes) + scores * 4 * 7).value, !g.varlen};
@@ -117,7 +118,8 @@ class Heads {
     body(head(sequence(s), index / per_head), index % per_head);
   }
 
-  /// Calls body(head, key block). Key blocks ascend; all heads (varlen: of the sequence) take turns.
+  /// Calls body(head, key block). Key blocks ascend; all heads (varlen: of the sequence) take
+  /// turns.
   template <class Body>
   void with_item(std::int64_t ticket, const Body& body) const {
     std::int64_t s = 0;

@@ -29,9 +29,10 @@ struct ForwardChoices {
   std::size_t index_offset = 0;  ///< varlen: first item of each sequence
 };
 
-/// Tile sizes: Q and O of a tile stay near L2 (up to 1 MiB; they stream, so a part in L3 does not hurt),
-/// K and V of a block in it (96 KiB). Many rows amortise the packing of K and V: at 96 rows it takes a
-/// fifth of the time, at 768 3% (d 128, Zen 4: 78.7, 91.5 and 98.5 GFLOP/s at 96, 384 and 768 rows).
+/// Tile sizes: Q and O of a tile stay near L2 (up to 1 MiB; they stream, so a part in L3 does not
+/// hurt), K and V of a block in it (96 KiB). Many rows amortise the packing of K and V: at 96 rows
+/// it takes a fifth of the time, at 768 3% (d 128, Zen 4: 78.7, 91.5 and 98.5 GFLOP/s at 96, 384
+/// and 768 rows).
 Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
   const std::int64_t packed = g.s_q * g.group;
   const std::int64_t panel = kernels.panel_rows;

@@ -3,16 +3,16 @@
 //   P = exp(S - LSE), dP = dO V^T, dS = P o (dP - D) [o (1 - tanh^2) under softcap],
 //   dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K,   D = rowsum(dO o O) - dLSE.
 //
-// Five products per pair of tiles. Scores have queries in the lanes (as in the forward pass): S^T, dP^T
-// and dQ^T are `multiply`; dK and dV have head dimensions in the lanes (`accumulate_rows`) and read P
-// and dS as they lie. Of Q and dO a tile is packed both ways.
+// Five products per pair of tiles. Scores have queries in the lanes (as in the forward pass): S^T,
+// dP^T and dQ^T are `multiply`; dK and dV have head dimensions in the lanes (`accumulate_rows`) and
+// read P and dS as they lie. Of Q and dO a tile is packed both ways.
 //
 // dQ is summed over key blocks in ascending order: an item adds to a row tile only when the block
 // before it has (`turns`). Items are started in that order too, so whatever an item waits for is
 // already running or done; one thread alone never waits.
 //
-// Slow memory per item: K, V, dK, dV of its keys once; Q, dO, LSE, D and the dQ sums of the rows that
-// see them. FLOPs: 2 (3 d_qk + 2 d_v) per visible pair, plus the masked part of edge steps.
+// Slow memory per item: K, V, dK, dV of its keys once; Q, dO, LSE, D and the dQ sums of the rows
+// that see them. FLOPs: 2 (3 d_qk + 2 d_v) per visible pair, plus the masked part of edge steps.
 #if defined(ABACIST_CPU_SIMD_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ABACIST_CPU_SIMD_BACKWARD_INL_H_
 #undef ABACIST_CPU_SIMD_BACKWARD_INL_H_
@@ -192,12 +192,13 @@ HWY_INLINE void finish_dq(const BackwardHead& head, const BackwardScratch& x, co
     for (size_t c = 0; c < d_qk; ++c) {
       x.staging[c] = factor == 0.0f ? 0.0f : dq_sum[c * kPanel + lane] * factor;
     }
-    store_row(x.staging, d_qk, head.dq, (r / head.group) * head.dq.row + (r % head.group) * head.dq.head);
+    store_row(x.staging, d_qk, head.dq,
+              (r / head.group) * head.dq.row + (r % head.group) * head.dq.head);
   }
 }
 
-/// Rows [first, first + count) as rows of `width` floats; rows past count, rows that see no key, and
-/// the padding are zero.
+/// Rows [first, first + count) as rows of `width` floats; rows past count, rows that see no key,
+/// and the padding are zero.
 HWY_INLINE void pack_wide_rows(const Operand& x, const PanelMask& mask, size_t depth, size_t width,
                                float* HWY_RESTRICT out) {
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
@@ -233,7 +234,8 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
   const size_t d_qk = static_cast<size_t>(head.d_qk);
   const size_t d_v = static_cast<size_t>(head.d_v);
   const std::int64_t k0 = key_block * head.tiles.keys;
-  const auto count = static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
+  const auto count =
+      static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
   const size_t panel_size = x.keys * kPanel;
   PanelMask masks[kMaxPanels];
   BlockRange ranges[kMaxPanels];
@@ -241,7 +243,8 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
   size_t j1 = 0;
   size_t panels = 0;
   for (; panels < x.panels; ++panels) {
-    const std::int64_t row = row_tile * head.tiles.rows + static_cast<std::int64_t>(panels * kPanel);
+    const std::int64_t row =
+        row_tile * head.tiles.rows + static_cast<std::int64_t>(panels * kPanel);
     if (row >= head.rows) break;
     masks[panels] = PanelMask(head.rule, head.group, row, head.rows, 0, head.rule.len_k);
     ranges[panels] = masks[panels].in_block(k0, count);
@@ -261,7 +264,8 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
     float* d_o_rows = x.d_o_rows + i * kPanel * x.width_v;
     pack_wide_rows(head.q, mask, d_qk, x.width_qk, q_rows);
     pack_wide_rows(head.d_o, mask, d_v, x.width_v, d_o_rows);
-    // The tile that follows (tiles descend): packing it would wait for memory, 13% of the time at d 128.
+    // The tile that follows (tiles descend): packing it would wait for memory, 13% of the time at d
+    // 128.
     const std::int64_t next = mask.first_row - head.tiles.rows;
     const std::int64_t next_end = std::max<std::int64_t>(next + std::int64_t{kPanel}, 0);
     prefetch_rows(head.q, head.group, std::max<std::int64_t>(next, 0), next_end, d_qk);
@@ -270,7 +274,8 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
                  x.q + i * d_qk * kPanel);
       pack_panel(contiguous_rows(d_o_rows, x.width_v), 1, 0, kPanel, d_v, 1.0f,
                  x.d_o + i * d_v * kPanel);
-      recompute_probabilities(head, x, mask, k0, range, x.q + i * d_qk * kPanel, lse + i * kPanel, p);
+      recompute_probabilities(head, x, mask, k0, range, x.q + i * d_qk * kPanel, lse + i * kPanel,
+                              p);
       prefetch_rows(head.d_o, head.group, std::max<std::int64_t>(next, 0), next_end, d_v);
       score_gradients(head, x, mask, k0, range, x.d_o + i * d_v * kPanel, d + i * kPanel, p, ds);
     }
@@ -289,7 +294,9 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
   const auto turn = static_cast<int>(key_block - blocks.begin);
   wait_for_turn(head.turns[row_tile], turn);
   for (size_t i = 0; i < panels; ++i) {
-    float* dq_sum = head.dq_sum + (row_tile * head.tiles.rows + static_cast<std::int64_t>(i * kPanel)) * head.d_qk;
+    float* dq_sum =
+        head.dq_sum +
+        (row_tile * head.tiles.rows + static_cast<std::int64_t>(i * kPanel)) * head.d_qk;
     if (ranges[i].first < ranges[i].last || turn == 0) {
       accumulate_dq(x, d_qk, ranges[i], turn == 0, x.ds + i * panel_size, dq_sum);
     }
@@ -303,7 +310,8 @@ void backward_item(const BackwardHead& head, std::int64_t key_block, std::byte* 
   const size_t d_v = static_cast<size_t>(head.d_v);
   const BackwardScratch x(head.tiles, d_qk, d_v, memory);
   const std::int64_t k0 = key_block * head.tiles.keys;
-  const auto count = static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
+  const auto count =
+      static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
   pack_rows(head.k, k0, count, d_qk, x.k_groups, x.staging);
   pack_columns(head.k, k0, count, d_qk, x.keys, x.k_columns, x.staging);
   pack_rows(head.v, k0, count, d_v, x.v_groups, x.staging);
@@ -339,7 +347,8 @@ HWY_INLINE float row_product(const BackwardHead& head, std::int64_t i, std::int6
 }
 
 void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte* memory) {
-  const BackwardScratch x(head.tiles, static_cast<size_t>(head.d_qk), static_cast<size_t>(head.d_v), memory);
+  const BackwardScratch x(head.tiles, static_cast<size_t>(head.d_qk), static_cast<size_t>(head.d_v),
+                          memory);
   head.turns[row_tile] = 0;
   const std::int64_t first = row_tile * head.tiles.rows;
   const bool sees_keys = !head.key_blocks(row_tile).empty();
@@ -352,7 +361,8 @@ void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte
     if (head.rule.visible(i).empty()) {
       if (sees_keys) continue;  // finish_dq writes the zeros
       std::fill_n(x.staging, head.d_qk, 0.0f);
-      store_row(x.staging, static_cast<size_t>(head.d_qk), head.dq, i * head.dq.row + g * head.dq.head);
+      store_row(x.staging, static_cast<size_t>(head.d_qk), head.dq,
+                i * head.dq.row + g * head.dq.head);
       continue;
     }
     head.lse_base2[r] = static_cast<float>(double{head.lse.at(i, g)} / std::numbers::ln2);

@@ -121,8 +121,7 @@ HWY_INLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_v,
     } else {
       for (size_t m = 0; m < kStep; ++m) {
         for (size_t v = 0; v < kVectors; ++v) {
-          acc.c[m][v] =
-              hn::Mul(hn::Load(f, tile + m * kPanel + v * kLanes), correction[v]);
+          acc.c[m][v] = hn::Mul(hn::Load(f, tile + m * kPanel + v * kLanes), correction[v]);
         }
       }
     }
@@ -165,8 +164,9 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
   std::int64_t begin = task.last_key;
   std::int64_t end = task.first_key;
   for (size_t p = 0; p < panels; ++p) {
-    masks[p] = PanelMask(task.rule, task.group, task.first_row + static_cast<std::int64_t>(p * kPanel),
-                         task.last_row, task.first_key, task.last_key);
+    masks[p] =
+        PanelMask(task.rule, task.group, task.first_row + static_cast<std::int64_t>(p * kPanel),
+                  task.last_row, task.first_key, task.last_key);
     pack_panel(task.q, task.group, masks[p].first_row, masks[p].count, d_qk, task.score.prescale,
                x.q + p * d_qk * kPanel);
     std::fill_n(x.maximum + p * kPanel, kPanel, -std::numeric_limits<float>::infinity());

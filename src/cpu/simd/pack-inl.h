@@ -68,16 +68,16 @@ HWY_INLINE void with_type(const void* data, DType dtype, const Body& body) {
   }
 }
 
-
-/// Asks for packed rows [first, last), r = i * group + g, of `depth` elements each, to be brought to L2.
+/// Asks for packed rows [first, last), r = i * group + g, of `depth` elements each, to be brought
+/// to L2.
 HWY_INLINE void prefetch_rows(const Operand& x, std::int64_t group, std::int64_t first,
                               std::int64_t last, size_t depth) {
   if (x.dim != 1) return;
   const std::int64_t size = size_of(x.dtype);
   const auto bytes = static_cast<std::int64_t>(depth) * size;
   for (std::int64_t r = first; r < last; ++r) {
-    const char* row = static_cast<const char*>(x.data) +
-                      ((r / group) * x.row + (r % group) * x.head) * size;
+    const char* row =
+        static_cast<const char*>(x.data) + ((r / group) * x.row + (r % group) * x.head) * size;
     for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
   }
 }
@@ -158,7 +158,8 @@ HWY_INLINE void pack_columns(const Operand& x, std::int64_t first, size_t count,
   });
 }
 
-/// out[m * stride + 0..3] = column m of the 4 x 4 block whose rows lie `width` floats apart, times factor.
+/// out[m * stride + 0..3] = column m of the 4 x 4 block whose rows lie `width` floats apart, times
+/// factor.
 HWY_INLINE void transpose4(const float* HWY_RESTRICT block, size_t width, float factor,
                            float* HWY_RESTRICT out, size_t stride) {
 #if HWY_TARGET != HWY_SCALAR
@@ -184,8 +185,8 @@ HWY_INLINE void transpose4(const float* HWY_RESTRICT block, size_t width, float 
 }
 
 /// Packs query rows into a panel: element (k, lane) at out[k * kPanel + lane], times `factor`. Row
-/// `lane` is packed row first + lane = i * group + g; lanes past `count` are zero. Sixteen elements of
-/// every row at a time: the part of `out` that they fill stays in L1.
+/// `lane` is packed row first + lane = i * group + g; lanes past `count` are zero. Sixteen elements
+/// of every row at a time: the part of `out` that they fill stays in L1.
 HWY_INLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t first, size_t count,
                            size_t depth, float factor, float* HWY_RESTRICT out) {
   constexpr size_t kChunk = 16;
