@@ -13,6 +13,7 @@ namespace {
 
 constexpr double kQuiet = 0.5;     // seconds before the first sign
 constexpr double kInterval = 0.1;  // seconds between redraws
+constexpr double kLines = 2.0;     // seconds before the first line, and between two
 constexpr int kBarWidth = 30;
 
 }  // namespace
@@ -31,7 +32,8 @@ void Progress::update(double done) {
   if (!lock.owns_lock()) return;
   const auto now = Clock::now();
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  if (elapsed < kQuiet || std::chrono::duration<double>(now - drawn_).count() < kInterval) return;
+  const double since = std::chrono::duration<double>(now - drawn_).count();
+  if (elapsed < kQuiet || since < (mode_ == Mode::bar ? kInterval : kLines)) return;
   const double left = elapsed * (1.0 - std::min(done, 1.0)) / done;
   std::string times = duration_text(elapsed);
   if (done < 1.0) times += fmt::format(", about {} left", duration_text(left));
@@ -40,6 +42,7 @@ void Progress::update(double done) {
     draw_bar(done, times);
   } else if (const int tenths = static_cast<int>(done * 10.0); tenths > tenths_) {
     tenths_ = tenths;
+    drawn_ = now;
     fmt::print(stderr, "{} {:3.0f}%  {}\n", label_, 100.0 * done, times);
   }
 }

@@ -8,7 +8,7 @@
 namespace abacist::cli {
 
 /// Shows the share done and the time left. On a terminal a bar that is redrawn; elsewhere, if asked
-/// for, a line at each tenth. Work that takes less than half a second shows nothing.
+/// for, a line at some tenths. Work that is soon done shows nothing.
 class Progress {
  public:
   enum class Mode { off, lines, bar };

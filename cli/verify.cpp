@@ -180,19 +180,22 @@ std::string value_text(double value) {
                                                   : fmt::format("{:.6e}", value);
 }
 
+constexpr const char* kRow = "{:<4} {:>11}  {:<18} {:>15} {:>15} {:>9} {:>9}  {}\n";
+
+void print_header() {
+  fmt::print(kRow, "", "values", "worst at", "is", "oracle", "error", "of bound", "");
+}
+
 /// True if within the bound.
 bool report(const Check& check) {
   if (check.elements == 0) {
-    fmt::print("{:<4} no elements\n", check.name);
+    fmt::print(kRow, check.name, "0", "", "", "", "", "", "ok");
     return true;
   }
   const bool good = check.ratio <= 1.0;
-  fmt::print(
-      "{:<4} {}: {} values, worst at {}: {}, oracle {}, error {:.2e} is {:.3f} of the bound "
-      "{:.2e}\n",
-      check.name, good ? "ok " : "BAD", count_text(check.elements), check.where,
-      value_text(check.value), value_text(check.ref), std::fabs(check.value - check.ref),
-      check.ratio, check.bound);
+  fmt::print(kRow, check.name, count_text(check.elements), check.where, value_text(check.value),
+             value_text(check.ref), fmt::format("{:.2e}", std::fabs(check.value - check.ref)),
+             fmt::format("{:.3f}", check.ratio), good ? "ok" : "BAD");
   return good;
 }
 
@@ -291,7 +294,7 @@ bool verify(const VerifyArguments& a) {
   const Operand* d_o = a.backward() ? &c.d_o : nullptr;
   const Operand* d_lse = a.backward() ? &c.d_lse : nullptr;
 
-  fmt::print("{} against the float64 oracle: q {}, k {}, v {}; {}{}\n", c.kernels,
+  fmt::print("{} against the float64 oracle\nq {}, k {}, v {}; {}{}\n", c.kernels,
              operand_text(inputs.q.spec), operand_text(inputs.k.spec), operand_text(inputs.v.spec),
              a.score.text(),
              all ? "" : fmt::format("; {} of {} rows", rows.size(), count_text(s_q)));
@@ -300,11 +303,12 @@ bool verify(const VerifyArguments& a) {
   Progress oracle_progress(Progress::mode(a.progress), "oracle");
   const OracleResult oracle = run_oracle(inputs, options, rows, d_o, d_lse, &oracle_progress);
   oracle_progress.finish();
-  Progress plain_progress(Progress::mode(a.progress), "yardstick");
+  Progress plain_progress(Progress::mode(a.progress), "float32");
   const PlainProblem plain_problem{inputs, options, c.o.spec.dtype, rows, d_o, d_lse};
   const PlainResult plain = compute_plain(plain_problem, &plain_progress);
   plain_progress.finish();
 
+  print_header();
   bool good = true;
   for (const Check& check : compare(inputs, c, oracle, plain, rows)) good = report(check) && good;
   if (!all && a.backward()) fmt::print("dK and dV need all rows, so they were not checked\n");

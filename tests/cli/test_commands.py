@@ -75,7 +75,7 @@ class Commands(tool.ToolTest):
             with self.subTest(options=options):
                 text = self.succeed("verify", *sizes, *options)
                 for name in ("O", "LSE", "dQ") + (() if "--rows" in options else ("dK", "dV")):
-                    self.assertRegex(text, rf"(?m)^{name} +ok : .* worst at \[")
+                    self.assertRegex(text, rf"(?m)^{name} +[\d,]+  \[.* 0\.\d+  ok$")
         q, k, v = random_qkv(3)
         self.save(q=q, k=k, v=v)
         self.assertIn("All within", self.succeed("verify", *FILES, "--pass", "forward"))
