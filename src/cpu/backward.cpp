@@ -21,7 +21,7 @@ struct BackwardChoices {
 };
 
 /// Fewer items than this leave threads of a large machine idle.
-constexpr std::int64_t kEnoughItems = 64;
+constexpr std::int64_t kEnoughItems = 128;
 
 /// Tile sizes: what an item keeps per key (K twice, V, dK and dV) stays in L2 up to 640 KiB. Every
 /// key block packs all rows that see it anew, so large blocks pay: 256 keys instead of 128 gain 8%
@@ -35,7 +35,7 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
   if (g.d_qk + g.d_v > 512) panels /= 2;
   panels = std::clamp<std::int64_t>(ceil_div(packed, panel), 1, panels);
   std::int64_t keys = std::clamp<std::int64_t>(163840 / (3 * g.d_qk + 2 * g.d_v), 32, 256);
-  while (keys > 64 && g.kv_heads() * ceil_div(g.s_k, keys) < kEnoughItems) keys /= 2;
+  while (keys > 128 && g.kv_heads() * ceil_div(g.s_k, keys) < kEnoughItems) keys /= 2;
   keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
   keys = ceil_div(keys, step) * step;
   return {static_cast<int>(panels * panel), static_cast<int>(keys)};
@@ -57,8 +57,9 @@ void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, Plan
       ((g.d_qk + g.d_v) * in + g.d_qk * size_of(x.dk.dtype) + g.d_v * size_of(x.dv.dtype));
   // Each key block reads Q, dO, LSE, D and reads and writes the dQ sum of the rows that see it.
   const std::int64_t keys = c.tiles.keys;
-  const Figure visits =
-      tile_visits(resolved, c.tiles.rows, [keys](core::Interval seen, std::int64_t tile_rows) {
+  const Figure visits = tile_visits(
+      resolved, 0, g.s_q * g.group, c.tiles.rows,
+      [keys](core::Interval seen, std::int64_t tile_rows) {
         return seen.empty() ? 0 : tile_rows * (ceil_div(seen.end, keys) - seen.begin / keys);
       });
   const std::int64_t per_visit = g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;

@@ -45,12 +45,13 @@ ScoreRule ScoreRule::make(double scale, double softcap, bool alibi) {
 
 ScoreRule score_rule(const core::Resolved& resolved, const ConstTensor& slopes,
                      std::int64_t sequence, std::int64_t head) {
-  ScoreRule rule = ScoreRule::make(resolved.scale, resolved.problem.options.score.softcap,
-                                   slopes.present());
+  ScoreRule rule =
+      ScoreRule::make(resolved.scale, resolved.problem.options.score.softcap, slopes.present());
   if (!slopes.present()) return rule;
   const std::int64_t batch = slopes.rank == 2 ? slopes.stride[0] : 0;
   rule.slopes_stride = slopes.stride[static_cast<std::size_t>(slopes.rank - 1)];
-  rule.slopes = static_cast<const float*>(slopes.data) + sequence * batch + head * rule.slopes_stride;
+  rule.slopes =
+      static_cast<const float*>(slopes.data) + sequence * batch + head * rule.slopes_stride;
   return rule;
 }
 

@@ -47,23 +47,24 @@ std::optional<Error> decline(const core::Resolved& resolved);
 /// Visible (query, key) pairs over all heads and sequences; an upper bound for varlen.
 Figure visible_pairs(const core::Resolved& resolved);
 
-/// Sum over all row tiles of visit(keys that the tile sees, rows of the tile), all heads. An upper bound
-/// for varlen, and for more tiles than a plan has time to walk.
+/// Sum of visit(keys that the tile sees, rows of the tile) over the row tiles that cut packed rows
+/// [first, last) of every head into pieces of `rows`. An upper bound for varlen, and for more tiles
+/// than a plan has time to walk.
 template <class Visit>
-Figure tile_visits(const core::Resolved& resolved, std::int64_t rows, const Visit& visit) {
+Figure tile_visits(const core::Resolved& resolved, std::int64_t first, std::int64_t last,
+                   std::int64_t rows, const Visit& visit) {
   constexpr std::int64_t kMostTiles = 1 << 14;  // 0.1 ms
   const core::Geometry& g = resolved.geometry;
-  const std::int64_t packed = g.s_q * g.group;
   const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
-  if (g.varlen || ceil_div(packed, rows) > kMostTiles) {
+  if (g.varlen || ceil_div(last - first, rows) > kMostTiles) {
     const core::Interval most{0, std::min({g.s_k, g.total_k, rule.left + rule.right + rows})};
-    const core::Count tiles = core::Count{ceil_div(packed, rows)} * g.b;
+    const core::Count tiles = core::Count{ceil_div(last - first, rows)} * g.b;
     return {(tiles * g.h_k * visit(most, rows)).value, false};
   }
   core::Count sum = 0;
-  for (std::int64_t r = 0; r < packed; r += rows) {
-    const std::int64_t last = std::min(r + rows, packed);
-    sum = sum + visit(rule.visible_any(r / g.group, (last - 1) / g.group + 1), last - r);
+  for (std::int64_t r = first; r < last; r += rows) {
+    const std::int64_t end = std::min(r + rows, last);
+    sum = sum + visit(rule.visible_any(r / g.group, (end - 1) / g.group + 1), end - r);
   }
   return {(sum * g.kv_heads()).value, true};
 }

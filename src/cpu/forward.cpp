@@ -1,10 +1,11 @@
 // Forward pass on the CPU: planning, and the items of a run.
 //
 // An item is (key split, sequence, key/value head, tile of packed query rows). Items are handed out
-// by tickets, within a head the later tiles first: under causal masks those are the longest, and
-// the run ends on short ones. Keys are split only when rows alone give too few items; the split
-// count follows from the problem, never from the threads, so the bits do not depend on the thread
-// count.
+// by tickets, within a head the later tiles first: under causal masks those are the longest. The
+// first quarter of a head's rows is cut into small tiles, which all heads keep for the end, so that
+// threads finish together although processors differ in speed. Keys are split only when rows alone
+// give too few items. Tiles and splits follow from the problem, never from the threads, so the bits
+// do not depend on the thread count.
 #include <algorithm>
 
 #include "cpu/driver.hpp"
@@ -21,12 +22,17 @@ constexpr std::int64_t kMinKeysOfSplit = 512;
 struct ForwardChoices {
   const Kernels* kernels = nullptr;
   Tiles tiles{};
-  std::int64_t row_tiles = 0;  ///< of the longest sequence
+  std::int64_t small_rows = 0;   ///< of a small tile
+  std::int64_t small_tiles = 0;  ///< of a head, from row 0 on
+  std::int64_t row_tiles = 0;    ///< of the longest sequence, small ones not counted
   std::int64_t splits = 1;
   std::size_t scratch_bytes = 0;    ///< per thread
   std::size_t partials_offset = 0;  ///< of O partials in the workspace
   std::size_t lse_offset = 0;
   std::size_t index_offset = 0;  ///< varlen: first item of each sequence
+
+  /// Packed rows of a head that small tiles cover.
+  std::int64_t small_end() const { return small_tiles * small_rows; }
 };
 
 /// Tile sizes: Q and O of a tile stay near L2 (up to 1 MiB; they stream, so a part in L3 does not
@@ -39,12 +45,24 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
   const std::int64_t most = std::max<std::int64_t>(262144 / (g.d_qk + g.d_v), panel);
   std::int64_t rows = std::min({std::int64_t{768}, most, kMaxPanels * panel});
   while (rows > 96 && g.kv_heads() * ceil_div(packed, rows) < kEnoughItems) rows /= 2;
-  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(packed, rows), 1);
-  rows = std::max<std::int64_t>(ceil_div(ceil_div(packed, tiles), panel), 1) * panel;
   std::int64_t keys = std::clamp<std::int64_t>(24576 / (g.d_qk + g.d_v), 32, 96);
   keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
   keys = ceil_div(keys, kernels.key_step) * kernels.key_step;
-  return {static_cast<int>(rows), static_cast<int>(keys)};
+  return {static_cast<int>(ceil_div(rows, panel) * panel), static_cast<int>(keys)};
+}
+
+/// Cuts the rows of a head: a quarter into small tiles (not for varlen, nor where rows are few),
+/// the rest evenly.
+void cut_rows(const core::Geometry& g, ForwardChoices& c) {
+  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t panel = c.kernels->panel_rows;
+  c.small_rows = ceil_div(std::max<std::int64_t>(c.tiles.rows / 4, 96), panel) * panel;
+  const bool many = !g.varlen && g.kv_heads() * ceil_div(packed, c.tiles.rows) >= kFewItems;
+  if (many && c.small_rows < c.tiles.rows) c.small_tiles = packed / 4 / c.small_rows;
+  const std::int64_t rest = packed - c.small_end();
+  c.row_tiles = ceil_div(rest, c.tiles.rows);
+  const std::int64_t even = ceil_div(rest, std::max<std::int64_t>(c.row_tiles, 1));
+  c.tiles.rows = static_cast<int>(std::max<std::int64_t>(ceil_div(even, panel), 1) * panel);
 }
 
 std::int64_t choose_splits(const core::Geometry& g, std::int64_t row_tiles) {
@@ -64,11 +82,14 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
   const Count rows = Count{g.total_q} * g.h_q;
   const Count once = rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) + (x.lse.present() ? 4 : 0));
   // K and V pass once per tile of rows; a tile reads the union of its rows' intervals.
-  const Figure keys = tile_visits(resolved, c.tiles.rows,
-                                  [](core::Interval seen, std::int64_t) { return seen.size(); });
+  const auto seen_keys = [](core::Interval seen, std::int64_t) { return seen.size(); };
+  const std::int64_t packed = g.s_q * g.group;
+  const Figure small = tile_visits(resolved, 0, c.small_end(), c.small_rows, seen_keys);
+  const Figure large = tile_visits(resolved, c.small_end(), packed, c.tiles.rows, seen_keys);
+  const Count keys = Count{small.value} + large.value;
   const Count partials = c.splits > 1 ? rows * c.splits * (g.d_v + 1) * 4 * 2 : Count{0};
-  info.slow_memory_bytes = {(once + Count{keys.value} * (g.d_qk + g.d_v) * in + partials).value,
-                            keys.exact};
+  info.slow_memory_bytes = {(once + keys * (g.d_qk + g.d_v) * in + partials).value,
+                            small.exact && large.exact};
   // Standard attention writes and reads scores and probabilities, in float, once each.
   const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
@@ -76,7 +97,8 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
 }
 
 struct Item {
-  std::int64_t split, kv_head, tile;
+  std::int64_t split, kv_head;
+  std::int64_t first_row, last_row;  // packed
   core::Sequence sequence;
 };
 
@@ -88,16 +110,16 @@ class Items {
         choices_(choices),
         cu_q_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_q.data)),
         cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
-    const std::int64_t per_tile = geometry_.h_k * choices.splits;
     if (!geometry_.varlen) {
-      count_ = geometry_.kv_heads() * choices.row_tiles * choices.splits;
+      small_first_ = geometry_.kv_heads() * choices.row_tiles * choices.splits;
+      count_ = small_first_ + geometry_.kv_heads() * choices.small_tiles * choices.splits;
       return;
     }
     first_ = reinterpret_cast<std::int64_t*>(static_cast<std::byte*>(call.options.workspace.data) +
                                              choices.index_offset);
     for (std::int64_t s = 0; s < geometry_.b; ++s) {
       first_[s] = count_;
-      count_ += row_tiles(sequence(s)) * per_tile;
+      count_ += row_tiles(sequence(s)) * geometry_.h_k * choices.splits;
     }
     first_[geometry_.b] = count_;
   }
@@ -105,22 +127,18 @@ class Items {
   std::int64_t count() const { return count_; }
 
   Item operator[](std::int64_t ticket) const {
-    std::int64_t s;
     if (geometry_.varlen) {
-      s = std::upper_bound(first_, first_ + geometry_.b + 1, ticket) - first_ - 1;
-      ticket -= first_[s];
-    } else {
-      const std::int64_t per_sequence = choices_.row_tiles * geometry_.h_k * choices_.splits;
-      s = ticket / per_sequence;
-      ticket %= per_sequence;
+      const std::int64_t s =
+          std::upper_bound(first_, first_ + geometry_.b + 1, ticket) - first_ - 1;
+      return cut(sequence(s), ticket - first_[s], 0, choices_.tiles.rows, row_tiles(sequence(s)));
     }
-    Item item{0, 0, 0, sequence(s)};
-    const std::int64_t tiles = row_tiles(item.sequence);
-    item.split = ticket % choices_.splits;
-    ticket /= choices_.splits;
-    item.tile = tiles - 1 - ticket % tiles;
-    item.kv_head = ticket / tiles;
-    return item;
+    const bool small = ticket >= small_first_;
+    const std::int64_t tiles = small ? choices_.small_tiles : choices_.row_tiles;
+    const std::int64_t per_sequence = tiles * geometry_.h_k * choices_.splits;
+    if (small) ticket -= small_first_;
+    const core::Sequence s = sequence(ticket / per_sequence);
+    return small ? cut(s, ticket % per_sequence, 0, choices_.small_rows, tiles)
+                 : cut(s, ticket % per_sequence, choices_.small_end(), choices_.tiles.rows, tiles);
   }
 
  private:
@@ -131,11 +149,22 @@ class Items {
     return ceil_div(s.len_q * geometry_.group, choices_.tiles.rows);
   }
 
+  /// Item `index` of a sequence whose heads have `tiles` tiles of `rows` rows from `first_row` on.
+  Item cut(const core::Sequence& s, std::int64_t index, std::int64_t first_row, std::int64_t rows,
+           std::int64_t tiles) const {
+    const std::int64_t split = index % choices_.splits;
+    index /= choices_.splits;
+    first_row += (tiles - 1 - index % tiles) * rows;
+    return {split, index / tiles, first_row, std::min(first_row + rows, s.len_q * geometry_.group),
+            s};
+  }
+
   const core::Geometry& geometry_;
   const ForwardChoices& choices_;
   const std::int32_t* cu_q_;
   const std::int32_t* cu_k_;
   std::int64_t* first_ = nullptr;  // [b + 1]
+  std::int64_t small_first_ = 0;
   std::int64_t count_ = 0;
 };
 
@@ -176,8 +205,8 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   task.group = g.group;
   task.d_qk = g.d_qk;
   task.d_v = g.d_v;
-  task.first_row = item.tile * c.tiles.rows;
-  task.last_row = std::min(task.first_row + c.tiles.rows, s.len_q * g.group);
+  task.first_row = item.first_row;
+  task.last_row = item.last_row;
   const std::int64_t keys_of_split =
       ceil_div(ceil_div(s.len_k, c.splits), c.tiles.keys) * c.tiles.keys;
   task.first_key = std::min(item.split * keys_of_split, s.len_k);
@@ -195,8 +224,8 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   auto c = std::make_shared<ForwardChoices>();
   c->kernels = kernels(target.value());
   c->tiles = choose_tiles(*c->kernels, g);
-  c->row_tiles = ceil_div(g.s_q * g.group, c->tiles.rows);
-  c->splits = choose_splits(g, c->row_tiles);
+  cut_rows(g, *c);
+  c->splits = choose_splits(g, c->row_tiles + c->small_tiles);
   c->scratch_bytes = round_up(c->kernels->forward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
 
   core::Draft draft;
@@ -205,7 +234,7 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
   info.splits = c->splits;
-  info.work_items = g.kv_heads() * c->row_tiles * c->splits;
+  info.work_items = g.kv_heads() * (c->row_tiles + c->small_tiles) * c->splits;
   info.threads = plan_threads(options);
   info.scratch_bytes_per_thread = c->scratch_bytes;
   std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);

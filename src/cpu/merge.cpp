@@ -39,11 +39,11 @@ double weigh(std::span<const PartStrides> all, const Row& row, std::vector<PartO
   parts.clear();
   double most = kNone;
   for (const PartStrides& p : all) {
-    const double lse = static_cast<const float*>(
-        p.part->lse.data)[p.lse.at(row.sequence, row.head, row.i)];
+    const double lse =
+        static_cast<const float*>(p.part->lse.data)[p.lse.at(row.sequence, row.head, row.i)];
     if (lse == kNone) continue;
-    parts.push_back({p.part->o.data, p.part->o.dtype, p.o.at(row.sequence, row.i, row.head),
-                     p.o.dim, lse});
+    parts.push_back(
+        {p.part->o.data, p.part->o.dtype, p.o.at(row.sequence, row.i, row.head), p.o.dim, lse});
     if (!(lse <= most)) most = lse;  // not std::max: a NaN must stay
   }
   if (parts.size() == 1) {

@@ -43,11 +43,11 @@ void parallel_for(int workers, const std::function<void(int)>& body) {
     return;
   }
   const auto run = [&] {
-    tbb::parallel_for(0, workers, 1, [&body](int worker) { body(worker); },
-                      tbb::simple_partitioner());
+    tbb::parallel_for(
+        0, workers, 1, [&body](int worker) { body(worker); }, tbb::simple_partitioner());
   };
-  // More threads than the caller's arena holds were asked for explicitly: they get their own arena, as
-  // far as the processors go (beyond, oneTBB would print a warning and run no faster).
+  // More threads than the caller's arena holds were asked for explicitly: they get their own arena,
+  // as far as the processors go (beyond, oneTBB would print a warning and run no faster).
   const int most = std::min(workers, tbb::info::default_concurrency());
   if (most > tbb::this_task_arena::max_concurrency()) {
     tbb::task_arena(most).execute(run);

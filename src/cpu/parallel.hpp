@@ -6,13 +6,13 @@
 
 namespace abacist::cpu {
 
-/// Threads that a run would use by default: the concurrency of the calling thread's arena (the default
-/// arena honours the affinity mask), or the number of allowed processors.
+/// Threads that a run would use by default: the concurrency of the calling thread's arena (the
+/// default arena honours the affinity mask), or the number of allowed processors.
 int default_threads();
 
-/// Calls body(worker) for every worker in [0, workers), each exactly once, on up to `workers` threads
-/// at the same time, and returns when all are done. Fewer threads may serve, one after another; a
-/// worker may therefore wait only for work that another worker has already started.
+/// Calls body(worker) for every worker in [0, workers), each exactly once, on up to `workers`
+/// threads at the same time, and returns when all are done. Fewer threads may serve, one after
+/// another; a worker may therefore wait only for work that another worker has already started.
 void parallel_for(int workers, const std::function<void(int)>& body);
 
 }  // namespace abacist::cpu
