@@ -25,8 +25,9 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
 // Stores go straight from registers: each quad writes 64 contiguous bytes, no shared memory is needed
 // and ragged tiles are a predicate.
 template <ForwardTile Tile, class Element>
-__device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& w, const MaskRule& rule, int row,
-                                            int lane, float (&o)[Tile.d_v / 2], RowState state) {
+__device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& w, int row, int lane,
+                                            float (&o)[Tile.d_v / 2], RowState state) {
+  const MaskRule rule(p, w);
   float l[2] = {quad_sum(state.l0), quad_sum(state.l1)};
   float m[2] = {state.m0, state.m1};
   float factor[2];
@@ -81,6 +82,13 @@ __device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& 
     }
   }
   return bad;
+}
+
+// A query tile none of whose rows sees a key.
+template <ForwardTile Tile, class Element>
+__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, const Work& w, int row, int lane) {
+  float o[Tile.d_v / 2] = {};
+  finish_rows<Tile, Element>(p, w, row, lane, o, RowState{});
 }
 
 }  // namespace abacist::cuda::sm90

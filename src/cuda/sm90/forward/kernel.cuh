@@ -14,13 +14,13 @@
 // turns the clock falls and a third of the speed is lost (main loop alone: 733 -> 550 TFLOP/s, d 128).
 //
 // Shared memory (SharedStorage): Q [rows, d_qk], K [stages][keys, d_qk], V [stages][keys, d_v], all in
-// 128-byte swizzled panels of 64 columns (tile/descriptor.cuh); works[4], redo[4], barriers.
+// 128-byte swizzled panels of 64 columns (tile/descriptor.cuh); works[8], redo[8], barriers.
 //
 // Barriers.
-//   k, v ring full[]   TMA bytes            consumers wait           k, v ring empty[]  one arrival per consumer warp
-//   q_full             TMA bytes + works[]  consumers wait           q_empty            same; Q and works[] were read
-//   tile_done          one arrival per consumer warp after the tile's stores and redo[] flag
-//   named 1 + g        turn of warpgroup g to issue GEMMs            named 8 + g        V tail of warpgroup g zeroed
+//   q, k, v ring full[]   TMA bytes (q: and works[])   consumers wait
+//   q, k, v ring empty[]  one arrival per consumer warp   the producer waits; q's answer to a flush also
+//                         says that all tiles are stored and all redo[] flags are set
+//   named 1 + g           turn of warpgroup g to issue GEMMs        named 8 + g   V tail of warpgroup g zeroed
 //
 // Bytes per query tile and visible key tile: (d_qk + d_v) * 2 * keys from L2. FLOPs: 2 * rows * keys * (d_qk + d_v).
 #pragma once
@@ -41,15 +41,18 @@
 
 namespace abacist::cuda::sm90 {
 
-inline constexpr int kWorkSlots = 4;  // a redo is decided at most three tiles later (see produce)
+inline constexpr int kWorkSlots = 8;  // a power of two above kRedoDelay
+
+// When q_empty of message i - 2 has been waited for, message i - 4 is finished and its verdict final.
+inline constexpr int kRedoDelay = 4;
 
 template <ForwardTile Tile>
 struct SharedStorage {
-  alignas(1024) char q[Tile.q_bytes()];
+  alignas(1024) char q[Tile.q_stages][Tile.q_bytes()];
   alignas(1024) char k[Tile.stages][Tile.k_bytes()];
   alignas(1024) char v[Tile.stages][Tile.v_bytes()];
+  tile::Ring<Tile.q_stages> q_ring;
   tile::Ring<Tile.stages> k_ring, v_ring;
-  uint64_t q_full, q_empty, tile_done;
   Work works[kWorkSlots];
   int redo[kWorkSlots];
 };
@@ -65,12 +68,12 @@ __device__ __forceinline__ void load_panels(char* to, const CUtensorMap& map, in
   }
 }
 
-// The producer thread.
+// The producer thread. Every message to the consumers is a Work in works[] and a fill of the Q ring.
 template <ForwardTile Tile>
 __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Tile>& shared) {
+  tile::RingPosition<Tile.q_stages> q_at;
   tile::RingPosition<Tile.stages> k_at, v_at;
-  TileOrder order(p);
-  int issued = 0;
+  TileOrder order;
 
   int row = 0, kv_head = 0, kv_batch = 0;  // where the next K tile starts; few registers: it has 32
   auto load_k = [&] {
@@ -86,8 +89,7 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
                                  &shared.v_ring.full[v_at.stage]);
     v_at.advance();
   };
-  auto wait_q_empty = [&] { tile::wait_barrier(&shared.q_empty, (issued & 1) ^ 1); };
-  // A tile whose frozen maximum overflowed, among tiles [from, to); -1 if none.
+  // A message whose frozen maximum overflowed, among [from, to); its slot, or -1.
   auto take_redo = [&](int from, int to) {
     for (int i = max(from, 0); i < to; ++i) {
       volatile int& flag = shared.redo[i % kWorkSlots];
@@ -99,50 +101,51 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     return -1;
   };
 
-  for (;; ++issued) {
-    // q_empty of tile issued - 2 has been waited for, hence tile issued - 3 is finished: its redo flag
-    // is final, and its slot is not the one about to be overwritten.
-    int again = take_redo(issued - 3, issued - 2);
+  bool flushed = false;  // the last message was a flush and no redo came of it
+  for (int issued = 0;; ++issued) {
     Work w;
-    bool found = false;
-    if (again < 0) {
-      while (!found && order.next < p.tile_count) found = describe_tile<Tile>(p, order.take(p), w);
-      if (!found && issued > 0) {  // none left: wait for the verdicts that are still open
-        wait_q_empty();
-        tile::wait_barrier(&shared.tile_done, (issued - 1) & 1);
-        again = take_redo(issued - 3, issued);
-      }
+    int again = take_redo(issued - kRedoDelay, issued - kRedoDelay + 1);
+    if (again < 0 && flushed) {
+      // All consumers have answered the flush: every verdict is final.
+      auto last = q_at;
+      for (int i = 1; i < Tile.q_stages; ++i) last.advance();  // the stage of message issued - 1
+      tile::wait_barrier(&shared.q_ring.empty[last.stage], Tile.q_stages == 1 ? last.parity ^ 1 : (issued - 1) / Tile.q_stages & 1);
+      again = take_redo(issued - kRedoDelay, issued);
+      if (again < 0) w.mode = Work::stop;
+    } else if (again < 0) {
+      int all_head, index;
+      bool found = false;
+      while (!found && order.take(p, all_head, index)) found = describe_tile<Tile>(p, all_head, index, w);
+      if (!found) w.mode = Work::flush;
     }
     if (again >= 0) {
       w = shared.works[again];
       w.mode = Work::redo;
       w.full_begin = w.full_end = 0;
-      found = true;
     }
-    if (!found) {
-      w.mode = Work::stop;
-      w.begin = w.end = 0;
+    flushed = w.mode == Work::flush;
+    int tiles = w.mode < Work::flush ? w.end - w.begin : 0;
+    if (tiles > 0) {
+      row = w.k_offset + w.begin * Tile.keys;
+      kv_head = w.head / p.heads_per_kv_head;
+      kv_batch = p.cu_seqlens_k ? 0 : w.batch;
+      load_k();
     }
-    int tiles = w.end - w.begin;
-    row = w.k_offset + w.begin * Tile.keys;
-    kv_head = w.head / p.heads_per_kv_head;
-    kv_batch = p.cu_seqlens_k ? 0 : w.batch;
-    if (tiles > 0) load_k();
-    wait_q_empty();
+    tile::wait_barrier(&shared.q_ring.empty[q_at.stage], q_at.parity ^ 1);
     shared.works[issued % kWorkSlots] = w;
     shared.redo[issued % kWorkSlots] = 0;
     if (tiles > 0) {
-      ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
-                                             ::cuda::ptx::space_shared, &shared.q_full, Tile.q_bytes());
+      shared.q_ring.begin_fill(q_at, Tile.q_bytes());
       for (int group = 0; group < Tile.groups; ++group) {
-        load_panels<Tile.qk_panels()>(shared.q + group * 64 * Tile.qk_panels() * 128, p.q_map, 64 * 128,
+        load_panels<Tile.qk_panels()>(shared.q[q_at.stage] + group * 64 * Tile.qk_panels() * 128, p.q_map, 64 * 128,
                                       w.q_offset + w.row0 + group * 64, w.head, p.cu_seqlens_q ? 0 : w.batch,
-                                      &shared.q_full);
+                                      &shared.q_ring.full[q_at.stage]);
       }
     } else {
-      tile::arrive_barrier(&shared.q_full);
+      tile::arrive_barrier(&shared.q_ring.full[q_at.stage]);
     }
-    if (!found) return;
+    q_at.advance();
+    if (w.mode == Work::stop) return;
     if (tiles > 0) {
       while (--tiles > 0) {
         load_k();
@@ -153,13 +156,18 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   }
 }
 
-// One consumer warpgroup.
+// The same in all lanes, and the compiler knows it: what steers loops around wgmma must be uniform, else
+// ring positions and descriptors live in ordinary registers and every wgmma waits for their transfer.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// One consumer warpgroup. With chained tiles, the last P V of a query tile and its epilogue are left
+// pending until the next tile's first Q K^T has been issued: the tensor cores do not drain in between.
 template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Tile>& shared) {
   constexpr int kKeys = Tile.keys;
-  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);  // uniform, else descriptors cost registers
+  const int group = uniform(threadIdx.x / 128);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const uint32_t q_address = __cvta_generic_to_shared(shared.q) + group * 64 * Tile.qk_panels() * 128;
+  const uint32_t q_address = __cvta_generic_to_shared(shared.q[0]) + group * 64 * Tile.qk_panels() * 128;
   const tile::Descriptor q_base(q_address);
   const tile::Descriptor k_base(uint32_t(__cvta_generic_to_shared(shared.k[0])));
   const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
@@ -167,14 +175,17 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 
   float s[kKeys / 2];                                   // [64, keys] over the warpgroup
   float o[Tile.d_v / 2];                                // [64, d_v]
-  uint32_t probability[kKeys / 16][4];                  // P as A fragments
+  uint32_t probability[kKeys / 16][4] = {};             // P as A fragments
   uint32_t q_fragments[Tile.q_registers ? Tile.d_qk / 16 : 1][4];
+  RowState state{};
+  tile::RingPosition<Tile.q_stages> q_at;
   tile::RingPosition<Tile.stages> k_at, v_at;
+  int pending = -1;  // slot of the tile whose last P V and epilogue are still to do
 
   auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
   auto next_turn = [&] { ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1)); };
   auto issue_qk = [&] {
-    const uint32_t k = k_at.stage * Tile.k_bytes();
+    const uint32_t q = q_at.stage * Tile.q_bytes(), k = k_at.stage * Tile.k_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile.d_qk / 16; ++step) {
@@ -182,7 +193,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if constexpr (Tile.q_registers) {
         ptx::wgmma_rs<Element, 0>(s, q_fragments[step], b, step);
       } else {
-        ptx::wgmma_ss<Element, 0>(s, q_base.at(tile::k_major_step_bytes(step, 64)), b, step);
+        ptx::wgmma_ss<Element, 0>(s, q_base.at(q + tile::k_major_step_bytes(step, 64)), b, step);
       }
     }
     ptx::wgmma_commit();
@@ -203,124 +214,164 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       for (int j = 0; j < 4; ++j) probability[i][j] = ptx::pack<Element>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
     }
   };
+  // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
+  // zeros past the tensor only. Every warpgroup clears them for itself: the same zeros.
+  auto wait_last_v = [&](const Work& w) {
+    shared.v_ring.wait_full(v_at);
+    const int valid = w.len_k - (w.end - 1) * kKeys;
+    if (valid >= kKeys) return;
+    char* v = shared.v[v_at.stage];
+    for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
+      const int r = valid + i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
+      *reinterpret_cast<uint4*>(v + (chunk / 8) * kKeys * 128 + r * 128 + (chunk % 8) * 16) = uint4{};
+    }
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+    ptx::named_barrier_sync<128>(8 + group);
+  };
+  auto end_pv = [&] {
+    shared.v_ring.release(v_at);
+    v_at.advance();
+  };
+  auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
+  auto finish = [&](int slot, const RowState& final_state) {
+    const Work& w = shared.works[slot];
+    const bool bad = finish_rows<Tile, Element>(p, w, first_row(w), lane, o, final_state);
+    if (w.mode == Work::normal && w.full_begin < w.full_end && __any_sync(0xffffffffu, bad) && lane == 0) {
+      *static_cast<volatile int*>(&shared.redo[slot]) = 1;
+    }
+  };
+  auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
+    wait_last_v(shared.works[pending]);
+    my_turn();
+    issue_pv();
+    next_turn();
+    ptx::wgmma_wait<0>();
+    ptx::hold_registers(o);
+    end_pv();
+    finish(pending, state);
+    pending = -1;
+  };
+  auto release_q = [&] {
+    shared.q_ring.release(q_at);
+    q_at.advance();
+  };
 
   if (group == Tile.groups - 1) ptx::named_barrier_arrive<256>(1);  // the first turn is group 0's
-  for (int tile_index = 0;; ++tile_index) {
-    tile::wait_barrier(&shared.q_full, tile_index & 1);
-    const Work w = shared.works[tile_index % kWorkSlots];
-    if (w.mode == Work::stop) return;
-    const MaskRule rule(p, w);
-    const int row = w.row0 + group * 64 + warp * 16 + lane / 4;  // and row + 8
-    RowState state{-INFINITY, -INFINITY, 0.0f, 0.0f};
+  for (int slot = 0;; slot = (slot + 1) % kWorkSlots) {
+    shared.q_ring.wait_full(q_at);
+    const Work& w = shared.works[slot];
+    const int begin = uniform(w.begin), end = uniform(w.end), mode = uniform(w.mode);
+    const int full_begin = uniform(w.full_begin), full_end = uniform(w.full_end);
+    const int row = first_row(w);
+    if (mode >= Work::flush || begin >= end) {
+      if constexpr (Tile.chained()) {
+        if (pending >= 0) drain();
+      }
+      if (mode == Work::stop) return;
+      if (mode < Work::flush) write_empty_rows<Tile, Element>(p, w, row, lane);  // no row sees a key
+      release_q();
+      continue;
+    }
+    if constexpr (Tile.q_registers) {
 #pragma unroll
-    for (int i = 0; i < Tile.d_v / 2; ++i) o[i] = 0.0f;
-
+      for (int step = 0; step < Tile.d_qk / 16; ++step) {
+        const int r = warp * 16 + lane % 16, chunk = step * 2 + lane / 16;
+        ptx::ldmatrix_x4(q_fragments[step], q_address + q_at.stage * Tile.q_bytes() + (chunk / 8) * 8192 + r * 128 +
+                                                ((chunk % 8) ^ (r % 8)) * 16);
+      }
+      release_q();
+    }
     auto mask = [&](int n) {
-      if (n >= w.full_begin && n < w.full_end) return;
+      if (n >= full_begin && n < full_end) return;
+      const MaskRule rule(p, w);
       const int column0 = n * kKeys + 2 * (lane % 4);
       mask_scores(s, rule.row_begin(row) - column0, rule.row_end(row) - column0,
                   rule.row_begin(row + 8) - column0, rule.row_end(row + 8) - column0);
     };
-    // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
-    // zeros past the tensor only. Every warpgroup clears them for itself: the same zeros.
-    auto clear_v_tail = [&](int n) {
-      const int valid = w.len_k - n * kKeys;
-      if (valid >= kKeys) return;
-      char* v = shared.v[v_at.stage];
-      for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
-        const int r = valid + i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
-        *reinterpret_cast<uint4*>(v + (chunk / 8) * kKeys * 128 + r * 128 + (chunk % 8) * 16) = uint4{};
-      }
-      ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-      ptx::named_barrier_sync<128>(8 + group);
+    auto end_qk = [&] {
+      ptx::hold_registers(s);
+      shared.k_ring.release(k_at);
+      k_at.advance();
     };
 
-    if (w.begin < w.end) {
-      if constexpr (Tile.q_registers) {
-#pragma unroll
-        for (int step = 0; step < Tile.d_qk / 16; ++step) {
-          const int r = warp * 16 + lane % 16, chunk = step * 2 + lane / 16;
-          ptx::ldmatrix_x4(q_fragments[step],
-                           q_address + (chunk / 8) * 8192 + r * 128 + ((chunk % 8) ^ (r % 8)) * 16);
-        }
-        if (lane == 0) tile::arrive_barrier(&shared.q_empty);
+    // First key tile, over the pending P V of the query tile before (or over a P V of nothing: its
+    // result is dropped, and a condition around wgmma would make ptxas serialise).
+    float a0, a1;
+    shared.k_ring.wait_full(k_at);
+    if constexpr (Tile.chained()) {
+      if (pending >= 0) wait_last_v(shared.works[pending]);
+      my_turn();
+      issue_qk();
+      issue_pv();
+      next_turn();
+      ptx::wgmma_wait<1>();
+      end_qk();
+      mask(begin);
+      const RowState final_state = state;
+      softmax_online(s, state, scale_log2, true, a0, a1);
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+      if (pending >= 0) {
+        end_pv();
+        finish(pending, final_state);
       }
-      float a0, a1;
-      shared.k_ring.wait_full(k_at);
+    } else {
       my_turn();
       issue_qk();
       next_turn();
       ptx::wgmma_wait<0>();
-      ptx::hold_registers(s);
-      shared.k_ring.release(k_at);
-      k_at.advance();
-      mask(w.begin);
+      end_qk();
+      mask(begin);
       softmax_online(s, state, scale_log2, true, a0, a1);
-      pack_probability();
+    }
+    pending = slot;
+#pragma unroll
+    for (int i = 0; i < Tile.d_v / 2; ++i) o[i] = 0.0f;
+    pack_probability();
 
-      // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
-      auto begin_step = [&](int n) {
-        shared.k_ring.wait_full(k_at);
-        my_turn();
-        issue_qk();
-        shared.v_ring.wait_full(v_at);
-        issue_pv();
-        next_turn();
-        ptx::wgmma_wait<1>();
-        ptx::hold_registers(s);
-        shared.k_ring.release(k_at);
-        k_at.advance();
-      };
-      auto end_step = [&] {
-        ptx::wgmma_wait<0>();
-        ptx::hold_registers(o);
-        shared.v_ring.release(v_at);
-        v_at.advance();
-      };
-      for (int n = w.begin + 1; n < w.end;) {
-        if (n >= w.full_begin && n < w.full_end) {
-          do {
-            float t0, t1;
-            begin_step(n);
-            softmax_frozen(s, state, scale_log2, t0, t1);
-            state.l0 += t0;
-            state.l1 += t1;
-            const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
-            // This branch also keeps ptxas from moving the wait for P V up into the exponentials.
-            if (raise) raise_rows<Element>(s, state, t0, t1, a0, a1);
-            end_step();
-            if (raise) scale_rows(o, a0, a1);
-            pack_probability();
-          } while (++n < w.full_end);
-        } else {
-          begin_step(n);
-          mask(n);
-          softmax_online(s, state, scale_log2, false, a0, a1);
-          end_step();
-          scale_rows(o, a0, a1);
-          pack_probability();
-          ++n;
-        }
-      }
-      if constexpr (!Tile.q_registers) {
-        if (lane == 0) tile::arrive_barrier(&shared.q_empty);
-      }
-      shared.v_ring.wait_full(v_at);
-      clear_v_tail(w.end - 1);
+    // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
+    auto begin_step = [&] {
+      shared.k_ring.wait_full(k_at);
       my_turn();
+      issue_qk();
+      shared.v_ring.wait_full(v_at);
       issue_pv();
       next_turn();
-      end_step();
-    } else if (lane == 0) {
-      tile::arrive_barrier(&shared.q_empty);
+      ptx::wgmma_wait<1>();
+      end_qk();
+    };
+    auto end_step = [&] {
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+      end_pv();
+    };
+    for (int n = begin + 1; n < end;) {
+      if (n >= full_begin && n < full_end) {
+        do {
+          float t0, t1;
+          begin_step();
+          softmax_frozen(s, state, scale_log2, t0, t1);
+          state.l0 += t0;
+          state.l1 += t1;
+          const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
+          // This branch also keeps ptxas from moving the wait for P V up into the exponentials.
+          if (raise) raise_rows<Element>(s, state, t0, t1, a0, a1);
+          end_step();
+          if (raise) scale_rows(o, a0, a1);
+          pack_probability();
+        } while (++n < full_end);
+      } else {
+        begin_step();
+        mask(n);
+        softmax_online(s, state, scale_log2, false, a0, a1);
+        end_step();
+        scale_rows(o, a0, a1);
+        pack_probability();
+        ++n;
+      }
     }
-
-    const bool bad = finish_rows<Tile, Element>(p, w, rule, row, lane, o, state);
-    if (w.mode == Work::normal && w.full_begin < w.full_end && __any_sync(0xffffffffu, bad) && lane == 0) {
-      *static_cast<volatile int*>(&shared.redo[tile_index % kWorkSlots]) = 1;
-    }
-    __syncwarp();
-    if (lane == 0) tile::arrive_barrier(&shared.tile_done);
+    if constexpr (!Tile.q_registers) release_q();
+    if constexpr (!Tile.chained()) drain();
   }
 }
 
@@ -335,9 +386,7 @@ __global__ void __launch_bounds__(forward_tile(DQk, DV).threads(), 1)
     constexpr int kWarps = Tile.groups * 4;
     shared.k_ring.initialise(kWarps);
     shared.v_ring.initialise(kWarps);
-    ::cuda::ptx::mbarrier_init(&shared.q_full, 1);
-    ::cuda::ptx::mbarrier_init(&shared.q_empty, kWarps);
-    ::cuda::ptx::mbarrier_init(&shared.tile_done, kWarps);
+    shared.q_ring.initialise(kWarps);
     for (int& flag : shared.redo) flag = 0;
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }

@@ -131,11 +131,13 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   if (heads * tiles_per_head >= int64_t(1) << 30) return refuse("more than 2^30 query tiles");
   p.tiles_per_head = int(tiles_per_head);
   p.tile_count = int(heads * tiles_per_head);
-  const bool uneven = p.right < g.s_q + g.s_k && g.s_q > tile.rows();
-  p.longest_first = uneven;
   // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
   const int64_t head_bytes = std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / g.h_q);
-  p.heads_per_section = uneven ? int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads)) : 1;
+  p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
+  const bool uneven = p.right < far && tiles_per_head > 1;
+  p.order = uneven ? arguments.tile_order == 2 && arguments.workspace ? 2 : 1 : 0;
+  p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
+  const int64_t units = p.order == 1 ? heads * ((tiles_per_head + 1) / 2) : p.tile_count;
 
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -144,9 +146,10 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     error = cudaFuncSetAttribute(instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  int(instance->shared_bytes));
   }
+  if (error == cudaSuccess && p.order == 2) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
   if (error == cudaSuccess) {
     void* kernel_arguments[] = {&p};
-    error = cudaLaunchKernel(instance->kernel, dim3(unsigned(std::min(multiprocessors, p.tile_count))),
+    error = cudaLaunchKernel(instance->kernel, dim3(unsigned(std::min<int64_t>(multiprocessors, units))),
                              dim3(unsigned(tile.threads())), kernel_arguments, instance->shared_bytes, stream);
   }
   if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};

@@ -21,7 +21,7 @@ struct ForwardParams {
   const int32_t* k_lengths;
   const float* alibi_slopes;
   const float* sinks;
-  uint32_t* tile_counter;  // null: tiles are dealt out in a fixed order
+  uint32_t* tile_counter;  // for TileOrder::counter
   float scale_log2;        // scale * log2(e): p = 2^(scale_log2 s - m)
   float softcap_in;        // s -> softcap_out * tanh(softcap_in * s), both 0 without softcap
   float softcap_out;
@@ -31,13 +31,13 @@ struct ForwardParams {
   int d_v;
   int left, right;         // clamped to +-2^29
   int top_left;
-  int tiles_per_head, tile_count, heads_per_section, longest_first;
+  int tiles_per_head, tile_count, heads_per_section, order;  // order: TileOrder::Kind
   int always_online;       // never freeze the maximum (tests, and the redo path)
 };
 
 // One query tile. Written by the producer to shared memory, read by every consumer thread.
 struct alignas(16) Work {
-  enum Mode { normal = 0, redo = 1, stop = 2 };
+  enum Mode { normal, redo, flush, stop };  // flush: finish what is pending and report
   int row0, head, batch, mode;
   int len_q, len_k, q_offset, k_offset;      // offsets: first row of the sequence in its tensor
   int begin, end, full_begin, full_end;      // key tiles to visit; those without masked elements

@@ -1,9 +1,11 @@
 // Which query tile comes next, and which key tiles it visits. Runs in the one producer thread.
 //
-// Tiles are ordered by section (heads whose K and V fit the L2 together), then by query tile, longest
-// first under causal masks, then by head. Blocks take them in this order: from a counter in the
-// workspace if there is one, else dealt out forwards and backwards in turn, which balances the
-// falling lengths almost as well and needs no memory.
+// plain    tiles of a head, then the next head; block b takes every gridDim.x-th. Full attention.
+// paired   the longest tile of a head together with its shortest, the second longest with the second
+//          shortest and so on: under a causal mask all pairs cost the same, so dealing them out is
+//          balanced without any counter, and a head's K and V stay in L2.
+// counter  sections of heads whose K and V fit the L2 together; within one, longest tiles first, then by
+//          head. Blocks take tiles from a counter in the workspace, set to 0 before the launch.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -12,32 +14,45 @@
 namespace abacist::cuda::sm90 {
 
 struct TileOrder {
-  int next, place;  // place: of this block in the current round of gridDim.x tiles
+  enum Kind { plain, paired, counter };
+  int next;
+  bool second = false;  // of a pair
 
-  __device__ explicit TileOrder(const ForwardParams&) : next(blockIdx.x), place(blockIdx.x) {}
-  __device__ __forceinline__ int take(const ForwardParams& p) {
-    const int taken = next;
-    if (p.tile_counter) {
-      next = gridDim.x + atomicAdd(p.tile_counter, 1u);
-    } else {
-      const int mirrored = gridDim.x - 1 - place;
-      next += gridDim.x - place + mirrored;
-      place = mirrored;
+  __device__ explicit TileOrder() : next(blockIdx.x) {}
+  // Combined head (batch * h_q + head) and index of the next query tile; false if there is none left.
+  __device__ __forceinline__ bool take(const ForwardParams& p, int& all_head, int& index) {
+    if (p.order == paired) {
+      const int pairs_per_head = (p.tiles_per_head + 1) / 2;
+      all_head = next / pairs_per_head;
+      if (all_head >= p.b * p.h_q) return false;
+      const int pair = next - all_head * pairs_per_head;
+      index = second ? pair : p.tiles_per_head - 1 - pair;
+      const bool alone = 2 * pair + 1 == p.tiles_per_head;
+      if (second || alone) next += gridDim.x;
+      second = !second && !alone;
+      return true;
     }
-    return taken;
+    if (next >= p.tile_count) return false;
+    if (p.order == plain) {
+      all_head = next / p.tiles_per_head;
+      index = next - all_head * p.tiles_per_head;
+      next += gridDim.x;
+      return true;
+    }
+    const int per_section = p.heads_per_section * p.tiles_per_head;
+    const int section = next / per_section, first_head = section * p.heads_per_section;
+    const int section_heads = min(p.heads_per_section, p.b * p.h_q - first_head);
+    const int position = next - section * per_section, round = position / section_heads;
+    all_head = first_head + position - round * section_heads;
+    index = p.tiles_per_head - 1 - round;
+    next = gridDim.x + atomicAdd(p.tile_counter, 1u);
+    return true;
   }
 };
 
-// Fills `w` for tile number `tile`; false if the tile has no rows (shorter sequences of a varlen batch).
+// Fills `w` for one query tile; false if it has no rows (shorter sequences of a varlen batch).
 template <ForwardTile Tile>
-__device__ __forceinline__ bool describe_tile(const ForwardParams& p, int tile, Work& w) {
-  const int per_section = p.heads_per_section * p.tiles_per_head;
-  const int section = tile / per_section;
-  const int rest = tile - section * per_section;
-  const int section_heads = min(p.heads_per_section, p.b * p.h_q - section * p.heads_per_section);
-  const int order = rest / section_heads;
-  const int all_head = section * p.heads_per_section + rest - order * section_heads;
-  const int index = p.longest_first ? p.tiles_per_head - 1 - order : order;
+__device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index, Work& w) {
   w.batch = all_head / p.h_q;
   w.head = all_head - w.batch * p.h_q;
   w.row0 = index * Tile.rows();
