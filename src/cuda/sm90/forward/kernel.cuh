@@ -75,7 +75,10 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   tile::RingPosition<Tile.stages> k_at, v_at;
   TileOrder order;
 
-  int row = 0, kv_head = 0, kv_batch = 0;  // where the next K tile starts; few registers: it has 32
+  int issued = 0;       // messages sent
+  bool flushed = false;  // the last message was a flush and no redo came of it
+
+  int row = 0, kv_head = 0, kv_batch = 0, tiles = 0;  // what is left to load of the current message
   auto load_k = [&] {
     shared.k_ring.begin_fill(k_at, Tile.k_bytes());
     load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, row, kv_head, kv_batch,
@@ -100,16 +103,15 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     }
     return -1;
   };
-
-  bool flushed = false;  // the last message was a flush and no redo came of it
-  for (int issued = 0;; ++issued) {
-    Work w;
+  // Writes the next message into its slot of works[], field by field: a Work in registers would spill.
+  auto select = [&] {
+    Work& w = shared.works[issued % kWorkSlots];
     int again = take_redo(issued - kRedoDelay, issued - kRedoDelay + 1);
     if (again < 0 && flushed) {
-      // All consumers have answered the flush: every verdict is final.
-      auto last = q_at;
-      for (int i = 1; i < Tile.q_stages; ++i) last.advance();  // the stage of message issued - 1
-      tile::wait_barrier(&shared.q_ring.empty[last.stage], Tile.q_stages == 1 ? last.parity ^ 1 : (issued - 1) / Tile.q_stages & 1);
+      // Once all consumers have answered the flush, every verdict is final. Its stage of the Q ring is
+      // the one before q_at.
+      static_assert(Tile.q_stages == 1);
+      tile::wait_barrier(&shared.q_ring.empty[0], q_at.parity ^ 1);
       again = take_redo(issued - kRedoDelay, issued);
       if (again < 0) w.mode = Work::stop;
     } else if (again < 0) {
@@ -121,20 +123,22 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     if (again >= 0) {
       w = shared.works[again];
       w.mode = Work::redo;
-      w.full_begin = w.full_end = 0;
+      w.frozen_begin = w.frozen_end = 0;
     }
     flushed = w.mode == Work::flush;
-    int tiles = w.mode < Work::flush ? w.end - w.begin : 0;
-    if (tiles > 0) {
-      row = w.k_offset + w.begin * Tile.keys;
-      kv_head = w.head / p.heads_per_kv_head;
-      kv_batch = p.cu_seqlens_k ? 0 : w.batch;
-      load_k();
-    }
+    if (w.mode >= Work::flush) w.begin = w.end = 0;
+  };
+  auto begin_loads = [&](const Work& w) {
+    tiles = w.end - w.begin;
+    row = w.k_offset + w.begin * Tile.keys;
+    kv_head = w.head / p.heads_per_kv_head;
+    kv_batch = p.cu_seqlens_k ? 0 : w.batch;
+  };
+  auto send = [&] {
+    const Work& w = shared.works[issued % kWorkSlots];
     tile::wait_barrier(&shared.q_ring.empty[q_at.stage], q_at.parity ^ 1);
-    shared.works[issued % kWorkSlots] = w;
     shared.redo[issued % kWorkSlots] = 0;
-    if (tiles > 0) {
+    if (w.begin < w.end) {
       shared.q_ring.begin_fill(q_at, Tile.q_bytes());
       for (int group = 0; group < Tile.groups; ++group) {
         load_panels<Tile.qk_panels()>(shared.q[q_at.stage] + group * 64 * Tile.qk_panels() * 128, p.q_map, 64 * 128,
@@ -145,13 +149,43 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
       tile::arrive_barrier(&shared.q_ring.full[q_at.stage]);
     }
     q_at.advance();
-    if (w.mode == Work::stop) return;
-    if (tiles > 0) {
-      while (--tiles > 0) {
+    ++issued;
+  };
+
+  select();
+  if constexpr (Tile.q_registers) {
+    // Q's buffer is free as soon as the consumers have started on a tile: the next tile is chosen and
+    // its Q requested a whole tile ahead, so that its latency is never seen.
+    send();
+    for (;;) {
+      const Work& w = shared.works[(issued - 1) % kWorkSlots];
+      if (w.mode == Work::stop) return;
+      begin_loads(w);
+      if (tiles > 0) {
+        load_k();
+        if (tiles > 1) load_k();
+        load_v(row - min(tiles, 2) * Tile.keys);
+      }
+      select();
+      send();
+      for (; tiles > 2; --tiles) {
         load_k();
         load_v(row - 2 * Tile.keys);
       }
-      load_v(row - Tile.keys);
+      if (tiles == 2) load_v(row - Tile.keys);
+    }
+  } else {
+    for (;; select()) {  // the next tile's first K goes ahead of its Q, whose buffer is still in use
+      const Work& w = shared.works[issued % kWorkSlots];
+      begin_loads(w);
+      if (tiles > 0) load_k();
+      send();
+      if (w.mode == Work::stop) return;
+      for (; tiles > 1; --tiles) {
+        load_k();
+        load_v(row - 2 * Tile.keys);
+      }
+      if (tiles == 1) load_v(row - Tile.keys);
     }
   }
 }
@@ -236,7 +270,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   auto finish = [&](int slot, const RowState& final_state) {
     const Work& w = shared.works[slot];
     const bool bad = finish_rows<Tile, Element>(p, w, first_row(w), lane, o, final_state);
-    if (w.mode == Work::normal && w.full_begin < w.full_end && __any_sync(0xffffffffu, bad) && lane == 0) {
+    if (w.mode == Work::normal && w.frozen_begin < w.frozen_end && __any_sync(0xffffffffu, bad) && lane == 0) {
       *static_cast<volatile int*>(&shared.redo[slot]) = 1;
     }
   };
@@ -261,7 +295,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     shared.q_ring.wait_full(q_at);
     const Work& w = shared.works[slot];
     const int begin = uniform(w.begin), end = uniform(w.end), mode = uniform(w.mode);
-    const int full_begin = uniform(w.full_begin), full_end = uniform(w.full_end);
+    const int frozen_begin = uniform(w.frozen_begin), frozen_end = uniform(w.frozen_end);
     const int row = first_row(w);
     if (mode >= Work::flush || begin >= end) {
       if constexpr (Tile.chained()) {
@@ -282,7 +316,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       release_q();
     }
     auto mask = [&](int n) {
-      if (n >= full_begin && n < full_end) return;
+      if (n >= w.full_begin && n < w.full_end) return;
       const MaskRule rule(p, w);
       const int column0 = n * kKeys + 2 * (lane % 4);
       mask_scores(s, rule.row_begin(row) - column0, rule.row_end(row) - column0,
@@ -346,7 +380,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       end_pv();
     };
     for (int n = begin + 1; n < end;) {
-      if (n >= full_begin && n < full_end) {
+      if (n >= frozen_begin && n < frozen_end) {
         do {
           float t0, t1;
           begin_step();
@@ -359,7 +393,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
           end_step();
           if (raise) scale_rows(o, a0, a1);
           pack_probability();
-        } while (++n < full_end);
+        } while (++n < frozen_end);
       } else {
         begin_step();
         mask(n);

@@ -135,9 +135,10 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   const int64_t head_bytes = std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / g.h_q);
   p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
   const bool uneven = p.right < far && tiles_per_head > 1;
-  p.order = uneven ? arguments.tile_order == 2 && arguments.workspace ? 2 : 1 : 0;
-  p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
-  const int64_t units = p.order == 1 ? heads * ((tiles_per_head + 1) / 2) : p.tile_count;
+  p.order = uneven ? arguments.tile_order == 2 ? 2 : 1 : 0;
+  if (p.order == 2) p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
+  const int64_t two_heads = tiles_per_head / 2 * 2 + tiles_per_head % 2;  // units of two heads
+  const int64_t units = p.order == 1 ? (heads / 2) * two_heads + heads % 2 * two_heads : p.tile_count;
 
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -146,7 +147,7 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     error = cudaFuncSetAttribute(instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  int(instance->shared_bytes));
   }
-  if (error == cudaSuccess && p.order == 2) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
+  if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
   if (error == cudaSuccess) {
     void* kernel_arguments[] = {&p};
     error = cudaLaunchKernel(instance->kernel, dim3(unsigned(std::min<int64_t>(multiprocessors, units))),

@@ -40,7 +40,9 @@ struct alignas(16) Work {
   enum Mode { normal, redo, flush, stop };  // flush: finish what is pending and report
   int row0, head, batch, mode;
   int len_q, len_k, q_offset, k_offset;      // offsets: first row of the sequence in its tensor
-  int begin, end, full_begin, full_end;      // key tiles to visit; those without masked elements
+  int begin, end;                            // key tiles to visit
+  int full_begin, full_end;                  // those without masked elements
+  int frozen_begin, frozen_end;              // those done with a frozen maximum: full ones, not the first
 };
 
 // The visible keys of query row i are [row_begin(i), row_end(i)): DESIGN's one interval rule.

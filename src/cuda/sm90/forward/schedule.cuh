@@ -20,16 +20,23 @@ struct TileOrder {
 
   __device__ explicit TileOrder() : next(blockIdx.x) {}
   // Combined head (batch * h_q + head) and index of the next query tile; false if there is none left.
+  // A head that does not exist (an odd number of heads) has no rows.
   __device__ __forceinline__ bool take(const ForwardParams& p, int& all_head, int& index) {
     if (p.order == paired) {
-      const int pairs_per_head = (p.tiles_per_head + 1) / 2;
-      all_head = next / pairs_per_head;
-      if (all_head >= p.b * p.h_q) return false;
-      const int pair = next - all_head * pairs_per_head;
-      index = second ? pair : p.tiles_per_head - 1 - pair;
-      const bool alone = 2 * pair + 1 == p.tiles_per_head;
-      if (second || alone) next += gridDim.x;
-      second = !second && !alone;
+      // Two heads at a time: their pairs, then, for an odd number of tiles, their two middle tiles.
+      const int heads = p.b * p.h_q, half = p.tiles_per_head / 2, odd = p.tiles_per_head % 2;
+      const int two_heads = next / (2 * half + odd), unit = next - two_heads * (2 * half + odd);
+      if (2 * two_heads >= heads) return false;
+      if (unit == 2 * half) {
+        all_head = 2 * two_heads + second;
+        index = half;
+      } else {
+        all_head = 2 * two_heads + unit / half;
+        const int pair = unit % half;
+        index = second ? pair : p.tiles_per_head - 1 - pair;
+      }
+      if (second) next += gridDim.x;
+      second = !second;
       return true;
     }
     if (next >= p.tile_count) return false;
@@ -45,7 +52,7 @@ struct TileOrder {
     const int position = next - section * per_section, round = position / section_heads;
     all_head = first_head + position - round * section_heads;
     index = p.tiles_per_head - 1 - round;
-    next = gridDim.x + atomicAdd(p.tile_counter, 1u);
+    next = p.tile_counter ? int(gridDim.x + atomicAdd(p.tile_counter, 1u)) : int(next + gridDim.x);
     return true;
   }
 };
@@ -54,6 +61,7 @@ struct TileOrder {
 template <ForwardTile Tile>
 __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index, Work& w) {
   w.batch = all_head / p.h_q;
+  if (w.batch >= p.b) return false;
   w.head = all_head - w.batch * p.h_q;
   w.row0 = index * Tile.rows();
   w.mode = p.always_online ? Work::redo : Work::normal;
@@ -77,18 +85,18 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   const int last_row = min(w.row0 + Tile.rows(), w.len_q) - 1;
   const int first_key = rule.row_begin(w.row0), end_key = rule.row_end(last_row);
   if (first_key >= end_key) {
-    w.begin = w.end = w.full_begin = w.full_end = 0;
+    w.begin = w.end = w.full_begin = w.full_end = w.frozen_begin = w.frozen_end = 0;
     return true;
   }
   w.begin = first_key / Tile.keys;
   w.end = (end_key + Tile.keys - 1) / Tile.keys;
-  // Full tiles: every row of the tile sees every key. The first tile visited fixes the maximum, so it
-  // never counts as full.
-  w.full_begin = max(w.begin + 1, (rule.row_begin(last_row) + Tile.keys - 1) / Tile.keys);
-  w.full_end = min(w.end, max(rule.row_end(w.row0), 0) / Tile.keys);
-  // A frozen maximum needs a visible key of every row before the first full tile (see softmax.cuh).
-  if (rule.row_begin(last_row) >= w.full_begin * Tile.keys) ++w.full_begin;
-  if (w.mode == Work::redo) w.full_end = w.full_begin = 0;
+  w.full_begin = (rule.row_begin(last_row) + Tile.keys - 1) / Tile.keys;
+  w.full_end = max(rule.row_end(w.row0), 0) / Tile.keys;
+  // A maximum can be frozen once every row has seen a visible key (softmax.cuh): not in the first tile
+  // visited, nor where the last row only begins.
+  w.frozen_begin = max(w.begin + 1, w.full_begin);
+  if (rule.row_begin(last_row) >= w.frozen_begin * Tile.keys) ++w.frozen_begin;
+  w.frozen_end = w.mode == Work::redo ? 0 : w.full_end;
   return true;
 }
 
