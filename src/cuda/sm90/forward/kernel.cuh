@@ -78,19 +78,22 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   int issued = 0;       // messages sent
   bool flushed = false;  // the last message was a flush and no redo came of it
 
-  int row = 0, kv_head = 0, kv_batch = 0, tiles = 0;  // what is left to load of the current message
+  // K and V are two streams of tiles. V runs one tile behind K, also across query tiles: the next query
+  // tile's first K is requested before this one's last V, whose buffer becomes free later.
+  int k_row = 0, v_row = 0, kv_head = 0, kv_batch = 0, v_head = 0, v_batch = 0, tiles = 0;
   auto load_k = [&] {
     shared.k_ring.begin_fill(k_at, Tile.k_bytes());
-    load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, row, kv_head, kv_batch,
+    load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, k_row, kv_head, kv_batch,
                                   &shared.k_ring.full[k_at.stage]);
     k_at.advance();
-    row += Tile.keys;
+    k_row += Tile.keys;
   };
-  auto load_v = [&](int v_row) {
+  auto load_v = [&] {
     shared.v_ring.begin_fill(v_at, Tile.v_bytes());
-    load_panels<Tile.v_panels()>(shared.v[v_at.stage], p.v_map, Tile.keys * 128, v_row, kv_head, kv_batch,
+    load_panels<Tile.v_panels()>(shared.v[v_at.stage], p.v_map, Tile.keys * 128, v_row, v_head, v_batch,
                                  &shared.v_ring.full[v_at.stage]);
     v_at.advance();
+    v_row += Tile.keys;
   };
   // A message whose frozen maximum overflowed, among [from, to); its slot, or -1.
   auto take_redo = [&](int from, int to) {
@@ -128,11 +131,21 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     flushed = w.mode == Work::flush;
     if (w.mode >= Work::flush) w.begin = w.end = 0;
   };
+  bool v_pending = false;
+  // The first K of a message's tile (if it has any), then what is pending of V.
   auto begin_loads = [&](const Work& w) {
     tiles = w.end - w.begin;
-    row = w.k_offset + w.begin * Tile.keys;
-    kv_head = w.head / p.heads_per_kv_head;
-    kv_batch = p.cu_seqlens_k ? 0 : w.batch;
+    if (tiles > 0) {
+      k_row = w.k_offset + w.begin * Tile.keys;
+      kv_head = w.head / p.heads_per_kv_head;
+      kv_batch = p.cu_seqlens_k ? 0 : w.batch;
+      load_k();
+    }
+    if (v_pending) load_v();
+    v_pending = tiles > 0;
+    v_row = k_row - Tile.keys;
+    v_head = kv_head;
+    v_batch = kv_batch;
   };
   auto send = [&] {
     const Work& w = shared.works[issued % kWorkSlots];
@@ -161,31 +174,32 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
       const Work& w = shared.works[(issued - 1) % kWorkSlots];
       if (w.mode == Work::stop) return;
       begin_loads(w);
-      if (tiles > 0) {
+      if (--tiles > 0) {
         load_k();
-        if (tiles > 1) load_k();
-        load_v(row - min(tiles, 2) * Tile.keys);
+        load_v();
       }
       select();
       send();
-      for (; tiles > 2; --tiles) {
+      while (--tiles > 0) {
         load_k();
-        load_v(row - 2 * Tile.keys);
+        load_v();
       }
-      if (tiles == 2) load_v(row - Tile.keys);
     }
   } else {
-    for (;; select()) {  // the next tile's first K goes ahead of its Q, whose buffer is still in use
+    for (;;) {  // chosen a tile ahead, too, but Q's buffer is in use until the tile ends
       const Work& w = shared.works[issued % kWorkSlots];
       begin_loads(w);
-      if (tiles > 0) load_k();
       send();
       if (w.mode == Work::stop) return;
-      for (; tiles > 1; --tiles) {
+      if (--tiles > 0) {
         load_k();
-        load_v(row - 2 * Tile.keys);
+        load_v();
       }
-      if (tiles == 1) load_v(row - Tile.keys);
+      select();
+      while (--tiles > 0) {
+        load_k();
+        load_v();
+      }
     }
   }
 }
@@ -319,8 +333,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if (n >= w.full_begin && n < w.full_end) return;
       const MaskRule rule(p, w);
       const int column0 = n * kKeys + 2 * (lane % 4);
-      mask_scores(s, rule.row_begin(row) - column0, rule.row_end(row) - column0,
-                  rule.row_begin(row + 8) - column0, rule.row_end(row + 8) - column0);
+      if (n < w.full_begin) mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
+      if (n >= w.full_end) mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
     };
     auto end_qk = [&] {
       ptx::hold_registers(s);

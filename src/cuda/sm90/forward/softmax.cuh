@@ -132,16 +132,28 @@ __device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t
   scale_rows(s, f0, f1);
 }
 
-// Elements outside [begin, end) of their row become -inf. Columns relative to the tile's first key.
+// Elements outside [begin, end) of their row become -inf. Columns relative to the tile's first key, less
+// 2 * (lane % 4). Two loops, because most boundary tiles are cut on one side only.
 template <int N>
-__device__ __forceinline__ void mask_scores(float (&s)[N], int begin0, int end0, int begin1, int end1) {
+__device__ __forceinline__ void mask_before(float (&s)[N], int begin0, int begin1) {
 #pragma unroll
   for (int i = 0; i < N; i += 4) {
-    const int column = i * 2;  // + 2 * (lane % 4), which the bounds have had subtracted
-    if (column < begin0 || column >= end0) s[i] = -INFINITY;
-    if (column + 1 < begin0 || column + 1 >= end0) s[i + 1] = -INFINITY;
-    if (column < begin1 || column >= end1) s[i + 2] = -INFINITY;
-    if (column + 1 < begin1 || column + 1 >= end1) s[i + 3] = -INFINITY;
+    const int column = i * 2;
+    s[i] = column < begin0 ? -INFINITY : s[i];
+    s[i + 1] = column + 1 < begin0 ? -INFINITY : s[i + 1];
+    s[i + 2] = column < begin1 ? -INFINITY : s[i + 2];
+    s[i + 3] = column + 1 < begin1 ? -INFINITY : s[i + 3];
+  }
+}
+template <int N>
+__device__ __forceinline__ void mask_from(float (&s)[N], int end0, int end1) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const int column = i * 2;
+    s[i] = column >= end0 ? -INFINITY : s[i];
+    s[i + 1] = column + 1 >= end0 ? -INFINITY : s[i + 1];
+    s[i + 2] = column >= end1 ? -INFINITY : s[i + 2];
+    s[i + 3] = column + 1 >= end1 ? -INFINITY : s[i + 3];
   }
 }
 
