@@ -26,6 +26,8 @@ struct ForwardTile {
   constexpr int v_panels() const { return ceil_div(d_v, 64); }
   constexpr int q_bytes() const { return rows() * qk_panels() * 128; }
   constexpr int k_bytes() const { return keys * qk_panels() * 128; }
+  constexpr bool staged_output() const { return chained(); }  // O goes through shared memory of its own
+  constexpr int o_bytes() const { return staged_output() ? rows() * v_panels() * 128 : 0; }
   constexpr int v_bytes() const { return keys * v_panels() * 128; }
   // Registers after setmaxnreg: the sum over warpgroups is at most 512. With 32 the producer of wide
   // tiles spills.

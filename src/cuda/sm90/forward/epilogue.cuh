@@ -1,5 +1,7 @@
 // End of a query tile: normalise O, add the sink, write O and LSE.
 #pragma once
+#include <cuda/ptx>
+
 #include "../../ptx/sm90.cuh"
 #include "params.cuh"
 #include "softmax.cuh"
@@ -21,30 +23,28 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
   }
 }
 
-// Writes rows `row` and `row + 8`. Returns whether a row of this thread is not finite, though it sees a key.
-// Stores go straight from registers: each quad writes 64 contiguous bytes, no shared memory is needed
-// and ragged tiles are a predicate.
-template <ForwardTile Tile, class Element>
-__device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& w, int row, int lane,
-                                            float (&o)[Tile.d_v / 2], RowState state) {
+// The end of rows `row` and `row + 8` of this thread: writes LSE, turns o into the normalised result and
+// returns whether a row is not finite though it sees a key.
+template <int N>
+__device__ __forceinline__ bool normalise_rows(const ForwardParams& p, const Work& w, int row, int lane, float (&o)[N],
+                                               const RowState& state) {
   const MaskRule rule(p, w);
-  float l[2] = {quad_sum(state.l0), quad_sum(state.l1)};
-  float m[2] = {state.m0, state.m1};
+  const float l[2] = {quad_sum(state.l0), quad_sum(state.l1)};
+  const float m[2] = {state.m0, state.m1};
   float factor[2];
-  bool empty_row[2];
-  bool bad = false;
+  bool empty[2], bad = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int i = row + 8 * half;
-    const bool empty = empty_row[half] = rule.row_begin(i) >= rule.row_end(i);
+    empty[half] = rule.row_begin(i) >= rule.row_end(i);
     float zero = 0.0f;  // NaN if an element of the row is not finite
 #pragma unroll
-    for (int e = 0; e < Tile.d_v / 2; e += 4) {
+    for (int e = 0; e < N; e += 4) {
       zero = fmaf(o[e + 2 * half], 0.0f, zero);
       zero = fmaf(o[e + 2 * half + 1], 0.0f, zero);
     }
-    bad |= i < w.len_q && !empty && (!(l[half] < INFINITY) || zero != 0.0f);
-    float top = empty ? -INFINITY : m[half], sum = empty ? 0.0f : l[half], scaled = 1.0f;
+    bad |= i < w.len_q && !empty[half] && (!(l[half] < INFINITY) || zero != 0.0f);
+    float top = empty[half] ? -INFINITY : m[half], sum = empty[half] ? 0.0f : l[half], scaled = 1.0f;
     if (p.sinks) {
       const float sink = p.sinks[w.head] * 1.4426950408889634f;
       if (sink > -INFINITY) {
@@ -54,12 +54,80 @@ __device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& 
         top = higher;
       }
     }
-    factor[half] = scaled / sum;
+    factor[half] = __fdividef(scaled, sum);
     if (p.lse && lane % 4 == 0 && i < w.len_q) {
       p.lse[w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + i] =
           sum == 0.0f ? -INFINITY : (top + __log2f(sum)) * 0.6931471805599453f;
     }
   }
+  scale_rows(o, factor[0], factor[1]);
+  if (empty[0] || empty[1]) {
+    // Selected, not multiplied by 0: a V of NaN in a visited tile must not reach an empty row.
+#pragma unroll
+    for (int e = 0; e < N; e += 4) {
+      if (empty[0]) o[e] = o[e + 1] = 0.0f;
+      if (empty[1]) o[e + 2] = o[e + 3] = 0.0f;
+    }
+  }
+  return bad;
+}
+
+// Through shared memory, a warp on its own: 16 rows in swizzled panels of [16, 64] at `staging`, then
+// TMA. That is 300 instructions less than from registers, and the stores do not hold up the warp. TMA
+// clips at the end of the tensor only, so rows short of a sequence's end are copied one by one.
+template <ForwardTile Tile, class Element>
+__device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const Work& w, int warp_row, int lane,
+                                                  const float (&o)[Tile.d_v / 2], char* staging) {
+  const bool elected = lane == 0;
+  if (elected) {
+    // The last store must have read the buffer; before a redo, it must have written its result.
+    if (w.mode == Work::redo) {
+      ::cuda::ptx::cp_async_bulk_wait_group(::cuda::ptx::n32_t<0>{});
+    } else {
+      ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+    }
+  }
+  __syncwarp();
+  const uint32_t base = __cvta_generic_to_shared(staging);
+  const int r = lane % 16;
+#pragma unroll
+  for (int step = 0; step < Tile.d_v / 16; ++step) {
+    const int chunk = step * 2 + lane / 16, e = step * 8;
+    ptx::stmatrix_x4(base + (chunk / 8) * 2048 + r * 128 + ((chunk % 8) ^ (r % 8)) * 16,
+                     ptx::pack<Element>(o[e], o[e + 1]), ptx::pack<Element>(o[e + 2], o[e + 3]),
+                     ptx::pack<Element>(o[e + 4], o[e + 5]), ptx::pack<Element>(o[e + 6], o[e + 7]));
+  }
+  ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+  __syncwarp();
+  // No warp-wide operation under these conditions, and no else: ptxas would take the warp for divergent
+  // from here on and keep ring positions and wgmma descriptors in ordinary registers.
+  const bool clipped = !p.cu_seqlens_q || warp_row + 16 <= w.len_q;
+  if (elected && clipped && warp_row < w.len_q) {
+#pragma unroll
+    for (int panel = 0; panel < Tile.v_panels(); ++panel) {
+      const int32_t at[4] = {panel * 64, w.q_offset + warp_row, w.head, p.cu_seqlens_q ? 0 : w.batch};
+      ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &p.o_map, at,
+                                        staging + panel * 2048);
+    }
+    ::cuda::ptx::cp_async_bulk_commit_group();
+  }
+  if (!clipped) {
+    auto* out = static_cast<Element*>(p.o) + w.head * p.o_stride_h;
+    for (int i = lane; i < 16 * Tile.v_panels() * 8; i += 32) {
+      const int copy_row = i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
+      if (warp_row + copy_row < w.len_q && chunk * 8 < p.d_v) {
+        *reinterpret_cast<uint4*>(out + (w.q_offset + int64_t(warp_row + copy_row)) * p.o_stride_s + chunk * 8) =
+            *reinterpret_cast<const uint4*>(staging + (chunk / 8) * 2048 + copy_row * 128 +
+                                            ((chunk % 8) ^ (copy_row % 8)) * 16);
+      }
+    }
+  }
+}
+
+// Straight from registers, for shapes without room for a buffer: each quad writes 64 contiguous bytes.
+template <ForwardTile Tile, class Element>
+__device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const Work& w, int row, int lane,
+                                                  const float (&o)[Tile.d_v / 2]) {
   auto* out = static_cast<Element*>(p.o) + w.batch * p.o_stride_b + w.head * p.o_stride_h;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -71,8 +139,7 @@ __device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& 
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int e = 4 * (block + j) + 2 * half;
-        // Selected, not multiplied by 0: a V of NaN in a visited tile must not reach an empty row.
-        words[j] = empty_row[half] ? 0u : ptx::pack<Element>(o[e] * factor[half], o[e + 1] * factor[half]);
+        words[j] = ptx::pack<Element>(o[e], o[e + 1]);
       }
       transpose_quad(words, lane);
       const int column = (block + lane % 4) * 8;
@@ -81,14 +148,27 @@ __device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& 
       }
     }
   }
+}
+
+template <ForwardTile Tile, class Element>
+__device__ __forceinline__ bool finish_rows(const ForwardParams& p, const Work& w, int group, int lane,
+                                            float (&o)[Tile.d_v / 2], const RowState& state, char* staging) {
+  const int warp_row = w.row0 + group * 64 + threadIdx.x / 32 % 4 * 16, row = warp_row + lane / 4;
+  const bool bad = normalise_rows(p, w, row, lane, o, state);
+  if constexpr (Tile.staged_output()) {
+    store_rows_staged<Tile, Element>(p, w, warp_row, lane, o, staging);
+  } else {
+    store_rows_direct<Tile, Element>(p, w, row, lane, o);
+  }
   return bad;
 }
 
 // A query tile none of whose rows sees a key.
 template <ForwardTile Tile, class Element>
-__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, const Work& w, int row, int lane) {
+__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, const Work& w, int group, int lane,
+                                                 char* staging) {
   float o[Tile.d_v / 2] = {};
-  finish_rows<Tile, Element>(p, w, row, lane, o, RowState{});
+  finish_rows<Tile, Element>(p, w, group, lane, o, RowState{}, staging);
 }
 
 }  // namespace abacist::cuda::sm90

@@ -51,6 +51,7 @@ struct SharedStorage {
   alignas(1024) char q[Tile.q_stages][Tile.q_bytes()];
   alignas(1024) char k[Tile.stages][Tile.k_bytes()];
   alignas(1024) char v[Tile.stages][Tile.v_bytes()];
+  alignas(1024) char o[Tile.o_bytes() ? Tile.o_bytes() : 1];  // a part for each warp
   tile::Ring<Tile.q_stages> q_ring;
   tile::Ring<Tile.stages> k_ring, v_ring;
   Work works[kWorkSlots];
@@ -220,6 +221,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   const tile::Descriptor k_base(uint32_t(__cvta_generic_to_shared(shared.k[0])));
   const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
   const float scale_log2 = p.scale_log2;
+  char* const staging = shared.o + (group * 4 + warp) * (Tile.o_bytes() / (Tile.groups * 4));
 
   float s[kKeys / 2];                                   // [64, keys] over the warpgroup
   float o[Tile.d_v / 2];                                // [64, d_v]
@@ -283,7 +285,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
   auto finish = [&](int slot, const RowState& final_state) {
     const Work& w = shared.works[slot];
-    const bool bad = finish_rows<Tile, Element>(p, w, first_row(w), lane, o, final_state);
+    const bool bad = finish_rows<Tile, Element>(p, w, group, lane, o, final_state, staging);
     if (w.mode == Work::normal && w.frozen_begin < w.frozen_end && __any_sync(0xffffffffu, bad) && lane == 0) {
       *static_cast<volatile int*>(&shared.redo[slot]) = 1;
     }
@@ -315,8 +317,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if constexpr (Tile.chained()) {
         if (pending >= 0) drain();
       }
-      if (mode == Work::stop) return;
-      if (mode < Work::flush) write_empty_rows<Tile, Element>(p, w, row, lane);  // no row sees a key
+      if (mode == Work::stop) break;
+      if (mode < Work::flush) write_empty_rows<Tile, Element>(p, w, group, lane, staging);  // no row sees a key
       release_q();
       continue;
     }
@@ -421,6 +423,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     if constexpr (!Tile.q_registers) release_q();
     if constexpr (!Tile.chained()) drain();
   }
+  // Shared memory must outlive the stores that read it.
+  if (lane == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
 }
 
 // (The shape itself as a template argument of a __global__ function breaks nvcc 13.0's host stub.)
@@ -430,7 +434,9 @@ __global__ void __launch_bounds__(forward_tile(DQk, DV).threads(), 1)
   constexpr ForwardTile Tile = forward_tile(DQk, DV);
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(shared_bytes);
+  ptx::launch_dependents();
   if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&p.q_map, &p.k_map, &p.v_map}) ptx::prefetch_tensor_map(map);
     constexpr int kWarps = Tile.groups * 4;
     shared.k_ring.initialise(kWarps);
     shared.v_ring.initialise(kWarps);
@@ -439,6 +445,7 @@ __global__ void __launch_bounds__(forward_tile(DQk, DV).threads(), 1)
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   __syncthreads();
+  ptx::wait_for_prerequisites();
   if (threadIdx.x / 128 == Tile.groups) {
     ptx::setmaxnreg_decrease<Tile.producer_registers()>();
     if (threadIdx.x == Tile.groups * 128) produce<Tile>(p, shared);

@@ -96,7 +96,8 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   ForwardParams p{};
   if (!encode_map(p.q_map, g.type, t.q, g.d_qk, q_s, g.h_q, q_b, t.q_stride, 64) ||
       !encode_map(p.k_map, g.type, t.k, g.d_qk, k_s, g.h_k, k_b, t.k_stride, tile.keys) ||
-      !encode_map(p.v_map, g.type, t.v, g.d_v, k_s, g.h_k, k_b, t.v_stride, tile.keys)) {
+      !encode_map(p.v_map, g.type, t.v, g.d_v, k_s, g.h_k, k_b, t.v_stride, tile.keys) ||
+      !encode_map(p.o_map, g.type, t.o, g.d_v, q_s, g.h_q, q_b, t.o_stride, 16)) {
     return refuse("TMA does not accept these strides");
   }
   p.o = t.o;
@@ -150,8 +151,18 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
   if (error == cudaSuccess) {
     void* kernel_arguments[] = {&p};
-    error = cudaLaunchKernel(instance->kernel, dim3(unsigned(std::min<int64_t>(multiprocessors, units))),
-                             dim3(unsigned(tile.threads())), kernel_arguments, instance->shared_bytes, stream);
+    // The prologue may overlap the end of the kernel before it in the stream; reads and writes wait.
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t launch{};
+    launch.gridDim = dim3(unsigned(std::min<int64_t>(multiprocessors, units)));
+    launch.blockDim = dim3(unsigned(tile.threads()));
+    launch.dynamicSmemBytes = instance->shared_bytes;
+    launch.stream = stream;
+    launch.attrs = &overlap;
+    launch.numAttrs = 1;
+    error = cudaLaunchKernelExC(&launch, instance->kernel, kernel_arguments);
   }
   if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
   return {};

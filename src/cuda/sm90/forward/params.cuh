@@ -12,6 +12,7 @@ struct ForwardParams {
   CUtensorMap q_map;  // (d, s, h, b), box 64 x 64 rows
   CUtensorMap k_map;  // (d, s, h, b), box 64 x keys
   CUtensorMap v_map;
+  CUtensorMap o_map;  // (d, s, h, b), box 64 x 16 rows
   void* o;
   float* lse;
   int64_t o_stride_b, o_stride_s, o_stride_h;
