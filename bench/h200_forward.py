@@ -45,7 +45,8 @@ class Score(ctypes.Structure):
 
 class Arguments(ctypes.Structure):
     _fields_ = [("operands", Operands), ("geometry", Geometry), ("mask", Mask), ("score", Score),
-                ("workspace", ctypes.c_void_p), ("disabled_fast_path", ctypes.c_int), ("tile_order", ctypes.c_int)]
+                ("workspace", ctypes.c_void_p), ("disabled_fast_path", ctypes.c_int), ("no_short_shapes", ctypes.c_int),
+                ("tile_order", ctypes.c_int)]
 
 
 UNBOUNDED = 2**63 - 1
@@ -55,6 +56,8 @@ class Kernel:
     """The C entry of one shared library."""
 
     def __init__(self, path):
+        path, _, long_shapes = path.partition("+")  # library.so+1: no_short_shapes
+        self.long_shapes = int(long_shapes or 0)
         path, _, order = path.partition("@")  # library.so@2: with tile_order 2
         self.order = int(order or 0)
         self.library = ctypes.CDLL(path)
@@ -78,6 +81,7 @@ class Kernel:
             a.geometry.cu_seqlens_q = a.geometry.cu_seqlens_k = cu.data_ptr()
         a.mask = Mask(left, 0 if causal else UNBOUNDED, False)
         a.score = Score(scale, 0.0, None, None)
+        a.no_short_shapes = self.long_shapes
         a.workspace, a.tile_order = self.workspace.data_ptr(), self.order
         reason = ctypes.c_char_p()
         code = self.library.abacist_sm90_forward(ctypes.byref(a), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),

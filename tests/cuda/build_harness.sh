@@ -5,7 +5,8 @@
 set -e
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$1; shift
-all="bf16_64_64 bf16_96_96 bf16_128_128 bf16_192_128 bf16_192_192 bf16_256_256 f16_64_64 f16_96_96 f16_128_128 f16_192_128 f16_192_192 f16_256_256"
+all=""
+for i in 0 1 2 3 4 5 6 7; do all="$all bf16_$i f16_$i"; done
 instances=${*:-$all}
 mkdir -p "$build/instances"
 flags="-std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall -I$build $EXTRA_FLAGS"
@@ -29,13 +30,13 @@ for i in $instances; do
   source="$build/instances/$i.cu"; object="$build/instances/$i.o"
   objects="$objects $object"
   if [ -n "$newest" ] || [ ! -e "$object" ] || [ ! -e "$build/instances/stamp" ]; then
-    type=${i%%_*}; rest=${i#*_}; d_qk=${rest%%_*}; d_v=${rest#*_}
+    type=${i%%_*}; shape=${i#*_}
     element=__nv_bfloat16; [ "$type" = f16 ] && element=__half
     cat > "$source" <<END
 #include "$root/src/cuda/sm90/forward/instance.cuh"
 namespace abacist::cuda::sm90 {
 extern const ForwardInstance forward_$i =
-    make_forward_instance<$d_qk, $d_v, $element>();
+    make_forward_instance<$shape, $element>();
 }  // namespace abacist::cuda::sm90
 END
     start=$(date +%s)

@@ -40,7 +40,7 @@ struct Case {
   bool top_left = false;
   Data data = Data::normal;
   float scale = 0;  // 0: 1 / sqrt(d_qk)
-  bool zero_scale = false, sinks = false, strided = false, online = false;
+  bool zero_scale = false, sinks = false, strided = false, online = false, long_shape = false;
   std::vector<int> q_lengths, k_lengths;  // varlen if given
   std::vector<int> used_k;                // dense with lengths
 };
@@ -278,6 +278,7 @@ static bool run_case(const Case& c, unsigned seed) {
   a.score.scale = c.zero_scale ? 0 : c.scale != 0 ? c.scale : 1 / std::sqrt(float(c.d_qk));
   a.score.sinks = sinks;
   a.disabled_fast_path = c.online;
+  a.no_short_shapes = c.long_shape;
   if (forward_workspace_bytes(a)) CHECK(cudaMalloc(&a.workspace, forward_workspace_bytes(a)));
 
   std::vector<uint16_t> first, second(o.host.size());

@@ -55,6 +55,7 @@ struct ForwardArguments {
   ForwardScore score;
   void* workspace = nullptr;  // forward_workspace_bytes, 256-byte aligned, any content
   int disabled_fast_path = 0;  // tests: 1 = always the true running maximum
+  int no_short_shapes = 0;     // tests: 1 = the shapes for long sequences also for short ones
   int tile_order = 0;          // tests: 0 = as the schedule decides, 2 = from a counter in the workspace
 };
 

@@ -18,6 +18,7 @@ struct ForwardTile {
   int stages;         // K stages and, separately, V stages in shared memory
   bool q_registers;   // Q fragments live in registers, so that Q's buffer is free early
   int q_stages;       // Q buffers. One and not in registers: query tiles are not chained (kernel.cuh)
+  int longest;        // chosen for lengths up to this; 0: any
 
   constexpr int rows() const { return groups * 64; }
   constexpr bool chained() const { return q_registers || q_stages > 1; }
@@ -35,22 +36,21 @@ struct ForwardTile {
   constexpr int producer_registers() const { return groups == 3 ? 56 : 40; }
 };
 
-// Figures: one H200, main loop alone or whole kernel, see docs/kernels/sm90-forward.md.
+// Figures: one H200, TFLOP/s sustained, see docs/kernels/sm90-forward.md. The first that fits is taken.
 inline constexpr ForwardTile kForwardTiles[] = {
-    {64, 64, 3, 96, 2, true, 1},    // three groups: exp-bound, so hide more softmax (575..603 in the lab)
-    {96, 96, 2, 128, 2, true, 1},
-    {128, 128, 2, 128, 2, true, 1},   // Q in registers: one shared-memory read less per score (+2% in the lab)
-    {192, 128, 2, 112, 2, true, 1},
-    {192, 192, 2, 96, 2, false, 1},
-    {256, 256, 2, 80, 2, false, 1},   // 224 KB of shared memory: nothing larger fits
+    // 128 x 128 fits short lengths without waste: s 512 full 321 -> 371, causal 211 -> 235; s 16k 580 -> 532.
+    {64, 64, 2, 128, 2, true, 1, 1024},
+    // d 64 is bound by exp and issue slots: three groups hide more softmax. 128 keys spill.
+    {64, 64, 3, 96, 2, true, 1, 0},
+    {96, 96, 2, 128, 2, true, 1, 0},
+    // Q in registers: free early, and one read of shared memory less per score. 144 keys: 733 against 745.
+    {128, 128, 2, 128, 2, true, 1, 0},
+    {192, 128, 2, 112, 2, true, 1, 0},
+    {192, 192, 2, 96, 2, false, 1, 0},
+    // Smaller boundary tiles: s 512 full 456 -> 495, s 2k 630 -> 650; s 16k full 731 -> 712.
+    {256, 256, 2, 64, 2, false, 1, 4096},
+    {256, 256, 2, 80, 2, false, 1, 0},  // 224 KB of shared memory: nothing larger fits
 };
-
-// The shape listed for exactly this pair (used by the generated instances).
-constexpr ForwardTile forward_tile(int d_qk, int d_v) {
-  for (const ForwardTile& tile : kForwardTiles) {
-    if (tile.d_qk == d_qk && tile.d_v == d_v) return tile;
-  }
-  throw "no such tile";  // a compile-time error
-}
+inline constexpr int kForwardTileCount = sizeof(kForwardTiles) / sizeof(kForwardTiles[0]);
 
 }  // namespace abacist::cuda::sm90

@@ -23,51 +23,62 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
   }
 }
 
+// Whether an element of the thread's two rows is not finite.
+template <int N>
+__device__ __forceinline__ bool any_not_finite(const float (&o)[N]) {
+  float zero[4] = {};
+#pragma unroll
+  for (int e = 0; e < N; ++e) zero[e % 4] = fmaf(o[e], 0.0f, zero[e % 4]);
+  return !(zero[0] + zero[1] + zero[2] + zero[3] == 0.0f);
+}
+
 // The end of rows `row` and `row + 8` of this thread: writes LSE, turns o into the normalised result and
-// returns whether a row is not finite though it sees a key.
+// returns whether a frozen maximum may have let something overflow, so that the tile must be redone.
 template <int N>
 __device__ __forceinline__ bool normalise_rows(const ForwardParams& p, const Work& w, int row, int lane, float (&o)[N],
                                                const RowState& state) {
-  const MaskRule rule(p, w);
-  const float l[2] = {quad_sum(state.l0), quad_sum(state.l1)};
-  const float m[2] = {state.m0, state.m1};
-  float factor[2];
-  bool empty[2], bad = false;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int i = row + 8 * half;
-    empty[half] = rule.row_begin(i) >= rule.row_end(i);
-    float zero = 0.0f;  // NaN if an element of the row is not finite
-#pragma unroll
-    for (int e = 0; e < N; e += 4) {
-      zero = fmaf(o[e + 2 * half], 0.0f, zero);
-      zero = fmaf(o[e + 2 * half + 1], 0.0f, zero);
-    }
-    bad |= i < w.len_q && !empty[half] && (!(l[half] < INFINITY) || zero != 0.0f);
-    float top = empty[half] ? -INFINITY : m[half], sum = empty[half] ? 0.0f : l[half], scaled = 1.0f;
-    if (p.sinks) {
-      const float sink = p.sinks[w.head] * 1.4426950408889634f;
-      if (sink > -INFINITY) {
-        const float higher = fmaxf(top, sink);
-        scaled = ptx::exp2_approx(top - higher);
-        sum = sum * scaled + ptx::exp2_approx(sink - higher);
-        top = higher;
-      }
-    }
-    factor[half] = __fdividef(scaled, sum);
-    if (p.lse && lane % 4 == 0 && i < w.len_q) {
-      p.lse[w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + i] =
-          sum == 0.0f ? -INFINITY : (top + __log2f(sum)) * 0.6931471805599453f;
-    }
+  float l0 = quad_sum(state.l0), l1 = quad_sum(state.l1), m0 = state.m0, m1 = state.m1;
+  const bool valid0 = row < w.len_q, valid1 = row + 8 < w.len_q;
+  // |O| <= l max|v|, and len_k max|v| < 2^127 is the caller's part of the contract: with l <= 2 len_k
+  // nothing has overflowed, and looking at every element (64 instructions at d 128) is not needed.
+  const float safe = 2.0f * float(w.len_k);
+  bool bad = false;
+  if (__any_sync(0xffffffffu, !(l0 <= safe) || !(l1 <= safe))) {
+    const bool finite = l0 < INFINITY && l1 < INFINITY && !any_not_finite(o);
+    bad = (valid0 || valid1) && !finite;
   }
-  scale_rows(o, factor[0], factor[1]);
-  if (empty[0] || empty[1]) {
+  float scaled0 = 1.0f, scaled1 = 1.0f;
+  bool empty0 = false, empty1 = false;
+  if (w.some_empty) {
+    const MaskRule rule(p, w);
+    empty0 = rule.row_begin(row) >= rule.row_end(row);
+    empty1 = rule.row_begin(row + 8) >= rule.row_end(row + 8);
+    if (empty0) m0 = -INFINITY, l0 = 0.0f;
+    if (empty1) m1 = -INFINITY, l1 = 0.0f;
     // Selected, not multiplied by 0: a V of NaN in a visited tile must not reach an empty row.
 #pragma unroll
     for (int e = 0; e < N; e += 4) {
-      if (empty[0]) o[e] = o[e + 1] = 0.0f;
-      if (empty[1]) o[e + 2] = o[e + 3] = 0.0f;
+      if (empty0) o[e] = o[e + 1] = 0.0f;
+      if (empty1) o[e + 2] = o[e + 3] = 0.0f;
     }
+  }
+  if (p.sinks) {
+    const float sink = p.sinks[w.head] * 1.4426950408889634f;
+    if (sink > -INFINITY) {
+      const float higher0 = fmaxf(m0, sink), higher1 = fmaxf(m1, sink);
+      scaled0 = ptx::exp2_approx(m0 - higher0);
+      scaled1 = ptx::exp2_approx(m1 - higher1);
+      l0 = l0 * scaled0 + ptx::exp2_approx(sink - higher0);
+      l1 = l1 * scaled1 + ptx::exp2_approx(sink - higher1);
+      m0 = higher0;
+      m1 = higher1;
+    }
+  }
+  scale_rows(o, empty0 ? 0.0f : __fdividef(scaled0, l0), empty1 ? 0.0f : __fdividef(scaled1, l1));
+  if (p.lse && lane % 4 == 0) {
+    float* lse = p.lse + w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + row;
+    if (valid0) lse[0] = l0 == 0.0f ? -INFINITY : (m0 + __log2f(l0)) * 0.6931471805599453f;
+    if (valid1) lse[8] = l1 == 0.0f ? -INFINITY : (m1 + __log2f(l1)) * 0.6931471805599453f;
   }
   return bad;
 }

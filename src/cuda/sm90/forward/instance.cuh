@@ -5,11 +5,11 @@
 
 namespace abacist::cuda::sm90 {
 
-template <int DQk, int DV, class Element>
+template <int Shape, class Element>
 ForwardInstance make_forward_instance() {
-  constexpr ForwardTile Tile = forward_tile(DQk, DV);
+  constexpr ForwardTile Tile = kForwardTiles[Shape];
   return {std::is_same_v<Element, __half> ? ForwardType::f16 : ForwardType::bf16, Tile, sizeof(SharedStorage<Tile>),
-          reinterpret_cast<const void*>(&forward_kernel<DQk, DV, Element>)};
+          reinterpret_cast<const void*>(&forward_kernel<Shape, Element>)};
 }
 
 }  // namespace abacist::cuda::sm90

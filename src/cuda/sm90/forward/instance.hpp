@@ -12,7 +12,7 @@ struct ForwardInstance {
   const void* kernel;
 };
 
-// Ascending by head dimension; the first that is wide enough serves. Defined by the generated list.
+// In the order of kForwardTiles; the first that fits serves. Defined by the generated list.
 extern const ForwardInstance* const kForwardInstances[];
 extern const int kForwardInstanceCount;
 

@@ -230,7 +230,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   RowState state{};
   tile::RingPosition<Tile.q_stages> q_at;
   tile::RingPosition<Tile.stages> k_at, v_at;
-  int pending = -1;  // slot of the tile whose last P V and epilogue are still to do
+  // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the sequence
+  // in its last V (in one register: a second would spill at d 128). -1: none.
+  int pending = -1;
 
   auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
   auto next_turn = [&] { ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1)); };
@@ -266,9 +268,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   };
   // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
   // zeros past the tensor only. Every warpgroup clears them for itself: the same zeros.
-  auto wait_last_v = [&](const Work& w) {
+  auto wait_last_v = [&] {
     shared.v_ring.wait_full(v_at);
-    const int valid = w.len_k - (w.end - 1) * kKeys;
+    const int valid = pending / kWorkSlots;
     if (valid >= kKeys) return;
     char* v = shared.v[v_at.stage];
     for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
@@ -284,21 +286,21 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   };
   auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
   auto finish = [&](int slot, const RowState& final_state) {
-    const Work& w = shared.works[slot];
+    const Work w = shared.works[slot];
     const bool bad = finish_rows<Tile, Element>(p, w, group, lane, o, final_state, staging);
     if (w.mode == Work::normal && w.frozen_begin < w.frozen_end && __any_sync(0xffffffffu, bad) && lane == 0) {
       *static_cast<volatile int*>(&shared.redo[slot]) = 1;
     }
   };
   auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
-    wait_last_v(shared.works[pending]);
+    wait_last_v();
     my_turn();
     issue_pv();
     next_turn();
     ptx::wgmma_wait<0>();
     ptx::hold_registers(o);
     end_pv();
-    finish(pending, state);
+    finish(pending % kWorkSlots, state);
     pending = -1;
   };
   auto release_q = [&] {
@@ -338,10 +340,13 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if (n < w.full_begin) mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
       if (n >= w.full_end) mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
     };
-    auto end_qk = [&] {
+    auto end_qk = [&](int n) {
       ptx::hold_registers(s);
       shared.k_ring.release(k_at);
       k_at.advance();
+      if constexpr (!Tile.q_registers) {
+        if (n + 1 == end) release_q();  // the next tile's Q takes its place while this one's softmax runs
+      }
     };
 
     // First key tile, over the pending P V of the query tile before (or over a P V of nothing: its
@@ -349,13 +354,13 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     float a0, a1;
     shared.k_ring.wait_full(k_at);
     if constexpr (Tile.chained()) {
-      if (pending >= 0) wait_last_v(shared.works[pending]);
+      if (pending >= 0) wait_last_v();
       my_turn();
       issue_qk();
       issue_pv();
       next_turn();
       ptx::wgmma_wait<1>();
-      end_qk();
+      end_qk(begin);
       mask(begin);
       const RowState final_state = state;
       softmax_online(s, state, scale_log2, true, a0, a1);
@@ -363,24 +368,24 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       ptx::hold_registers(o);
       if (pending >= 0) {
         end_pv();
-        finish(pending, final_state);
+        finish(pending % kWorkSlots, final_state);
       }
     } else {
       my_turn();
       issue_qk();
       next_turn();
       ptx::wgmma_wait<0>();
-      end_qk();
+      end_qk(begin);
       mask(begin);
       softmax_online(s, state, scale_log2, true, a0, a1);
     }
-    pending = slot;
+    pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
 #pragma unroll
     for (int i = 0; i < Tile.d_v / 2; ++i) o[i] = 0.0f;
     pack_probability();
 
     // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
-    auto begin_step = [&] {
+    auto begin_step = [&](int n) {
       shared.k_ring.wait_full(k_at);
       my_turn();
       issue_qk();
@@ -388,7 +393,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       issue_pv();
       next_turn();
       ptx::wgmma_wait<1>();
-      end_qk();
+      end_qk(n);
     };
     auto end_step = [&] {
       ptx::wgmma_wait<0>();
@@ -399,7 +404,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if (n >= frozen_begin && n < frozen_end) {
         do {
           float t0, t1;
-          begin_step();
+          begin_step(n);
           softmax_frozen(s, state, scale_log2, t0, t1);
           state.l0 += t0;
           state.l1 += t1;
@@ -411,7 +416,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
           pack_probability();
         } while (++n < frozen_end);
       } else {
-        begin_step();
+        begin_step(n);
         mask(n);
         softmax_online(s, state, scale_log2, false, a0, a1);
         end_step();
@@ -420,7 +425,6 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
         ++n;
       }
     }
-    if constexpr (!Tile.q_registers) release_q();
     if constexpr (!Tile.chained()) drain();
   }
   // Shared memory must outlive the stores that read it.
@@ -428,10 +432,10 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 }
 
 // (The shape itself as a template argument of a __global__ function breaks nvcc 13.0's host stub.)
-template <int DQk, int DV, class Element>
-__global__ void __launch_bounds__(forward_tile(DQk, DV).threads(), 1)
+template <int Shape, class Element>
+__global__ void __launch_bounds__(kForwardTiles[Shape].threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
-  constexpr ForwardTile Tile = forward_tile(DQk, DV);
+  constexpr ForwardTile Tile = kForwardTiles[Shape];
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(shared_bytes);
   ptx::launch_dependents();

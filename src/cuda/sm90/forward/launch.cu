@@ -56,10 +56,12 @@ bool tma_strides_fit(const void* base, int64_t s, int64_t h, int64_t b, const Fo
 
 ForwardStatus refuse(const char* reason) { return {ForwardStatus::unsupported, reason, cudaSuccess}; }
 
-const ForwardInstance* find_instance(const ForwardGeometry& g) {
+const ForwardInstance* find_instance(const ForwardGeometry& g, bool short_shapes) {
   for (int i = 0; i < kForwardInstanceCount; ++i) {
     const ForwardInstance& candidate = *kForwardInstances[i];
-    if (candidate.type == g.type && g.d_qk <= candidate.tile.d_qk && g.d_v <= candidate.tile.d_v) return &candidate;
+    const ForwardTile& tile = candidate.tile;
+    const bool long_enough = tile.longest == 0 || (short_shapes && std::max(g.s_q, g.s_k) <= tile.longest);
+    if (candidate.type == g.type && g.d_qk <= tile.d_qk && g.d_v <= tile.d_v && long_enough) return &candidate;
   }
   return nullptr;
 }
@@ -80,7 +82,7 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     return refuse("sequences longer than 2^28 tokens, or more than 2^30 in all");
   }
   if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8) return refuse("head dimensions must be multiples of 8");
-  const ForwardInstance* instance = find_instance(g);
+  const ForwardInstance* instance = find_instance(g, !arguments.no_short_shapes);
   if (!instance) return refuse("no kernel for this head dimension and type");
   const bool varlen_q = g.cu_seqlens_q, varlen_k = g.cu_seqlens_k;
   const int64_t q_b = varlen_q ? 1 : g.b, q_s = varlen_q ? g.total_q : g.s_q;

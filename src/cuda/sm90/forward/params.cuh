@@ -44,7 +44,10 @@ struct alignas(16) Work {
   int begin, end;                            // key tiles to visit
   int full_begin, full_end;                  // those without masked elements
   int frozen_begin, frozen_end;              // those done with a frozen maximum: full ones, not the first
+  int some_empty;                            // some rows see no key at all
+  int unused;
 };
+static_assert(sizeof(Work) == 64);
 
 // The visible keys of query row i are [row_begin(i), row_end(i)): DESIGN's one interval rule.
 struct MaskRule {

@@ -84,6 +84,8 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   const MaskRule rule(p, w);
   const int last_row = min(w.row0 + Tile.rows(), w.len_q) - 1;
   const int first_key = rule.row_begin(w.row0), end_key = rule.row_end(last_row);
+  // Emptiness starts at one end of the tile: before the first key, or past the last one of a window.
+  w.some_empty = rule.row_end(w.row0) <= rule.row_begin(w.row0) || rule.row_end(last_row) <= rule.row_begin(last_row);
   if (first_key >= end_key) {
     w.begin = w.end = w.full_begin = w.full_end = w.frozen_begin = w.frozen_end = 0;
     return true;
