@@ -229,15 +229,18 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   uint32_t q_fragments[Tile.q_registers ? Tile.d_qk / 16 : 1][4];
   RowState state{};
   tile::RingPosition<Tile.q_stages> q_at;
-  tile::RingPosition<Tile.stages> k_at, v_at;
+  int key_tile = 0;  // number of the next K tile; the next V tile is the one before
   // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the sequence
   // in its last V (in one register: a second would spill at d 128). -1: none.
   int pending = -1;
+  int o_started = 0;  // 0: the next P V overwrites o (writing zeros would need registers, see late_epilogue)
 
+  static_assert(Tile.stages == 2);
+  auto position = [](int number) { return tile::RingPosition<2>{number & 1, uint32_t(number >> 1 & 1)}; };
   auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
   auto next_turn = [&] { ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1)); };
   auto issue_qk = [&] {
-    const uint32_t q = q_at.stage * Tile.q_bytes(), k = k_at.stage * Tile.k_bytes();
+    const uint32_t q = q_at.stage * Tile.q_bytes(), k = (key_tile & 1) * Tile.k_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile.d_qk / 16; ++step) {
@@ -250,12 +253,14 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     }
     ptx::wgmma_commit();
   };
-  auto issue_pv = [&] {
-    const uint32_t v = v_at.stage * Tile.v_bytes();
+  // accumulate = 0: o starts here (no instruction but wgmma may write o while another group is in flight).
+  auto issue_pv = [&](int accumulate, int v_tile) {
+    const uint32_t v = (v_tile & 1) * Tile.v_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      ptx::wgmma_rs<Element, 1>(o, probability[step], v_base.at(v + tile::mn_major_step_bytes(step)), 1);
+      ptx::wgmma_rs<Element, 1>(o, probability[step], v_base.at(v + tile::mn_major_step_bytes(step)),
+                                step == 0 ? accumulate : 1);
     }
     ptx::wgmma_commit();
   };
@@ -269,10 +274,11 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
   // zeros past the tensor only. Every warpgroup clears them for itself: the same zeros.
   auto wait_last_v = [&] {
-    shared.v_ring.wait_full(v_at);
+    shared.v_ring.wait_full(position(key_tile - 1));
     const int valid = pending / kWorkSlots;
     if (valid >= kKeys) return;
-    char* v = shared.v[v_at.stage];
+    char* v = shared.v[(key_tile - 1) & 1];
+#pragma unroll 1
     for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
       const int r = valid + i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
       *reinterpret_cast<uint4*>(v + (chunk / 8) * kKeys * 128 + r * 128 + (chunk % 8) * 16) = uint4{};
@@ -280,27 +286,26 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
     ptx::named_barrier_sync<128>(8 + group);
   };
-  auto end_pv = [&] {
-    shared.v_ring.release(v_at);
-    v_at.advance();
-  };
   auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
-  auto finish = [&](int slot, const RowState& final_state) {
+  auto end_pending = [&] {
+    const Work& w = shared.works[pending % kWorkSlots];
+    return end_rows(p, w, first_row(w), lane, state);
+  };
+  auto store_pending = [&](int slot, const RowEnds& ends) {
     const Work w = shared.works[slot];
-    const bool bad = finish_rows<Tile, Element>(p, w, group, lane, o, final_state, staging);
-    if (w.mode == Work::normal && w.frozen_begin < w.frozen_end && __any_sync(0xffffffffu, bad) && lane == 0) {
-      *static_cast<volatile int*>(&shared.redo[slot]) = 1;
-    }
+    const bool redo = store_rows<Tile, Element>(p, w, group, lane, o, ends, staging);
+    if (__any_sync(0xffffffffu, redo) && lane == 0) *static_cast<volatile int*>(&shared.redo[slot]) = 1;
   };
   auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
     wait_last_v();
     my_turn();
-    issue_pv();
+    issue_pv(o_started, key_tile - 1);
     next_turn();
+    const RowEnds ends = end_pending();
     ptx::wgmma_wait<0>();
     ptx::hold_registers(o);
-    end_pv();
-    finish(pending % kWorkSlots, state);
+    shared.v_ring.release(position(key_tile - 1));
+    store_pending(pending % kWorkSlots, ends);
     pending = -1;
   };
   auto release_q = [&] {
@@ -315,6 +320,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     const int begin = uniform(w.begin), end = uniform(w.end), mode = uniform(w.mode);
     const int frozen_begin = uniform(w.frozen_begin), frozen_end = uniform(w.frozen_end);
     const int row = first_row(w);
+    key_tile = uniform(key_tile);
     if (mode >= Work::flush || begin >= end) {
       if constexpr (Tile.chained()) {
         if (pending >= 0) drain();
@@ -342,33 +348,80 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     };
     auto end_qk = [&](int n) {
       ptx::hold_registers(s);
-      shared.k_ring.release(k_at);
-      k_at.advance();
+      shared.k_ring.release(position(key_tile));
+      ++key_tile;
       if constexpr (!Tile.q_registers) {
         if (n + 1 == end) release_q();  // the next tile's Q takes its place while this one's softmax runs
       }
     };
 
-    // First key tile, over the pending P V of the query tile before (or over a P V of nothing: its
-    // result is dropped, and a condition around wgmma would make ptxas serialise).
-    float a0, a1;
-    shared.k_ring.wait_full(k_at);
+    auto end_pv_step = [&] {
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+      shared.v_ring.release(position(key_tile - 2));  // end_qk has counted on
+    };
+    // The scores of key tile n are in s and P V of tile n - 1 is in flight: softmax, P.
+    auto frozen_tile = [&] {
+      float t0, t1, f0, f1;
+      softmax_frozen(s, state, scale_log2, t0, t1);
+      state.l0 += t0;
+      state.l1 += t1;
+      const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
+      // This branch also keeps ptxas from moving the wait for P V up into the exponentials.
+      if (raise) raise_rows<Element>(s, state, t0, t1, f0, f1);
+      end_pv_step();
+      if (raise) scale_rows(o, f0, f1);
+      pack_probability();
+    };
+    auto online_tile = [&](int n) {
+      float f0, f1;
+      mask(n);
+      softmax_online(s, state, scale_log2, false, 0.5f * float(w.len_k), f0, f1);
+      end_pv_step();
+      scale_rows(o, f0, f1);
+      pack_probability();
+    };
+
+    // First key tile. Chained: over the last P V of the query tile before (or over a P V of nothing, whose
+    // result is dropped). That tile's epilogue then runs under the second Q K^T.
+    float unused0, unused1;
+    int n = begin + 1;
+    shared.k_ring.wait_full(position(key_tile));
     if constexpr (Tile.chained()) {
       if (pending >= 0) wait_last_v();
       my_turn();
       issue_qk();
-      issue_pv();
+      issue_pv(o_started, key_tile - 1);
       next_turn();
+      RowEnds ends{};
+      if (pending >= 0) ends = end_pending();
       ptx::wgmma_wait<1>();
       end_qk(begin);
       mask(begin);
-      const RowState final_state = state;
-      softmax_online(s, state, scale_log2, true, a0, a1);
+      softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
       ptx::wgmma_wait<0>();
       ptx::hold_registers(o);
-      if (pending >= 0) {
-        end_pv();
-        finish(pending % kWorkSlots, final_state);
+      if (pending >= 0) shared.v_ring.release(position(key_tile - 2));
+      pack_probability();
+      const int finished = pending;
+      pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
+      if (Tile.late_epilogue() && n >= frozen_begin && n < frozen_end) {
+        shared.k_ring.wait_full(position(key_tile));
+        my_turn();
+        issue_qk();
+        next_turn();
+        if (finished >= 0) store_pending(finished % kWorkSlots, ends);
+        // Drained before P V is issued: within one stage ptxas would want a second set of registers for o.
+        ptx::wgmma_wait<0>();
+        end_qk(n);
+        shared.v_ring.wait_full(position(key_tile - 2));
+        issue_pv(0, key_tile - 2);
+        o_started = 1;
+        frozen_tile();
+        ++n;
+      } else {
+        if (finished >= 0) store_pending(finished % kWorkSlots, ends);
+        o_started = 0;
       }
     } else {
       my_turn();
@@ -377,51 +430,33 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       ptx::wgmma_wait<0>();
       end_qk(begin);
       mask(begin);
-      softmax_online(s, state, scale_log2, true, a0, a1);
+      softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
+      pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
+      o_started = 0;
+      pack_probability();
     }
-    pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
-#pragma unroll
-    for (int i = 0; i < Tile.d_v / 2; ++i) o[i] = 0.0f;
-    pack_probability();
 
     // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
     auto begin_step = [&](int n) {
-      shared.k_ring.wait_full(k_at);
+      shared.k_ring.wait_full(position(key_tile));
       my_turn();
       issue_qk();
-      shared.v_ring.wait_full(v_at);
-      issue_pv();
+      shared.v_ring.wait_full(position(key_tile - 1));
+      issue_pv(o_started, key_tile - 1);
+      o_started = 1;
       next_turn();
       ptx::wgmma_wait<1>();
       end_qk(n);
     };
-    auto end_step = [&] {
-      ptx::wgmma_wait<0>();
-      ptx::hold_registers(o);
-      end_pv();
-    };
-    for (int n = begin + 1; n < end;) {
+    while (n < end) {
       if (n >= frozen_begin && n < frozen_end) {
         do {
-          float t0, t1;
           begin_step(n);
-          softmax_frozen(s, state, scale_log2, t0, t1);
-          state.l0 += t0;
-          state.l1 += t1;
-          const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
-          // This branch also keeps ptxas from moving the wait for P V up into the exponentials.
-          if (raise) raise_rows<Element>(s, state, t0, t1, a0, a1);
-          end_step();
-          if (raise) scale_rows(o, a0, a1);
-          pack_probability();
+          frozen_tile();
         } while (++n < frozen_end);
       } else {
         begin_step(n);
-        mask(n);
-        softmax_online(s, state, scale_log2, false, a0, a1);
-        end_step();
-        scale_rows(o, a0, a1);
-        pack_probability();
+        online_tile(n);
         ++n;
       }
     }

@@ -9,7 +9,8 @@
 //            kRaiseThreshold, m rises by a whole exponent, so that the rescaling of O, l and this
 //            tile's p is a power of two and exact. If p overflowed before that, or O did, the result
 //            is not finite: the query tile is done again with `online`, once. A row is frozen only
-//            after it has seen a visible key, so m is a real score.
+//            after it has seen a visible key, so m is a real score. O can overflow only while
+//            l > len_k (normalise_rows says why), which is remembered when l is scaled down.
 //
 // Measured on the loop alone (one H200): online 630..663, frozen 733..745 TFLOP/s at d 128.
 #pragma once
@@ -26,6 +27,7 @@ namespace abacist::cuda::sm90 {
 struct RowState {
   float m0, m1;  // log2 units of the scaled score; never -inf in use (see online)
   float l0, l1;  // this thread's part of the sum
+  bool suspect;  // l has been above what is safe for O before m rose (see normalise_rows)
 };
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -52,7 +54,8 @@ __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 // scale_log2 may be negative or zero; s of a masked element is -inf.
 template <int N>
 __device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, float scale_log2, bool first,
-                                               float& a0, float& a1) {
+                                               float safe_sum, float& a0, float& a1) {
+  row.suspect = !first && (row.suspect || !(fmaxf(row.l0, row.l1) <= safe_sum));
   if (scale_log2 < 0) {  // uniform; masked elements must stay -inf
 #pragma unroll
     for (int i = 0; i < N; ++i) s[i] = s[i] == -INFINITY ? s[i] : -s[i];
@@ -125,6 +128,7 @@ __device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t
   const int e0 = raise_exponent<Element>(t0), e1 = raise_exponent<Element>(t1);
   f0 = power_of_two(-e0);
   f1 = power_of_two(-e1);
+  row.suspect = true;
   row.m0 += float(e0);
   row.m1 += float(e1);
   row.l0 *= f0;
