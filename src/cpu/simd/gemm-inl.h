@@ -1,8 +1,8 @@
 // Register-tile matrix products, included once per instruction set.
 //
-// Every product of attention here has the form C[m][lane] (+)= sum_k A[m][k] * B[k][lane]: A is read
-// by scalar broadcasts, B and C by vectors. Queries lie in the lanes, so that the softmax over keys
-// is vertical: no horizontal reduction anywhere (softmax of a lane touches that lane only).
+// Every product of attention here has the form C[m][lane] (+)= sum_k A[m][k] * B[k][lane]: A is
+// read by scalar broadcasts, B and C by vectors. Queries lie in the lanes, so that the softmax over
+// keys is vertical: no horizontal reduction anywhere (softmax of a lane touches that lane only).
 #if defined(ABACIST_CPU_SIMD_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ABACIST_CPU_SIMD_GEMM_INL_H_
 #undef ABACIST_CPU_SIMD_GEMM_INL_H_
@@ -39,7 +39,8 @@ inline constexpr size_t kGroup = 4;
 struct Accumulators {
   V c[kStep][kVectors];
 
-  HWY_INLINE Accumulators() {}  // GCC compiles an implicit one without the target's attributes (NEON)
+  HWY_INLINE Accumulators() {
+  }  // GCC compiles an implicit one without the target's attributes (NEON)
 };
 
 HWY_INLINE void clear(Accumulators& acc) {
@@ -74,8 +75,9 @@ HWY_INLINE void store(const Accumulators& acc, float* HWY_RESTRICT c) {
   }
 }
 
-// The second form has keys in the rows and head dimensions in the lanes: C[j][c] += sum_i A[i][j] * B[i][c]
-// (dV = P^T dO, dK = dS^T Q). A is a panel [j][kPanel] as `multiply` leaves it, read along i.
+// The second form has keys in the rows and head dimensions in the lanes: C[j][c] += sum_i A[i][j] *
+// B[i][c] (dV = P^T dO, dK = dS^T Q). A is a panel [j][kPanel] as `multiply` leaves it, read along
+// i.
 
 /// acc[m][v] += sum over i in [0, kPanel) of a[m * kPanel + i] * b[i * stride + v * kLanes].
 template <size_t kCount>
@@ -93,8 +95,8 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, const float* HWY_REST
   }
 }
 
-/// c[j][:] += A^T B for keys [j0, j1), kCount vectors of columns; `panels` panels of A, `panel_stride`
-/// floats apart, follow each other in i.
+/// c[j][:] += A^T B for keys [j0, j1), kCount vectors of columns; `panels` panels of A,
+/// `panel_stride` floats apart, follow each other in i.
 template <size_t kCount>
 HWY_INLINE void accumulate_columns(const float* HWY_RESTRICT a, size_t panels, size_t panel_stride,
                                    const float* HWY_RESTRICT b, size_t stride, size_t j0, size_t j1,
@@ -104,22 +106,24 @@ HWY_INLINE void accumulate_columns(const float* HWY_RESTRICT a, size_t panels, s
     V acc[kStep][kCount];
     for (size_t m = 0; m < kStep; ++m) {
       for (size_t v = 0; v < kCount; ++v) {
-        acc[m][v] = hn::Load(f, c + (j + m) * stride + v * kLanes);
+        acc[m][v] = hn::Zero(f);
       }
     }
     for (size_t p = 0; p < panels; ++p) {
-      multiply_rows<kCount>(a + p * panel_stride + j * kPanel, b + p * kPanel * stride, stride, acc);
+      multiply_rows<kCount>(a + p * panel_stride + j * kPanel, b + p * kPanel * stride, stride,
+                            acc);
     }
     for (size_t m = 0; m < kStep; ++m) {
       for (size_t v = 0; v < kCount; ++v) {
-        hn::Store(acc[m][v], f, c + (j + m) * stride + v * kLanes);
+        float* place = c + (j + m) * stride + v * kLanes;
+        hn::Store(hn::Add(hn::Load(f, place), acc[m][v]), f, place);
       }
     }
   }
 }
 
-/// The same over all `stride` columns (a multiple of kLanes). Three vectors at a time; a remainder of
-/// four goes as two and two: a single vector would be bound by the loads of A.
+/// The same over all `stride` columns (a multiple of kLanes). Three vectors at a time; a remainder
+/// of four goes as two and two: a single vector would be bound by the loads of A.
 HWY_INLINE void accumulate_rows(const float* a, size_t panels, size_t panel_stride, const float* b,
                                 size_t stride, size_t j0, size_t j1, float* c) {
   size_t left = stride / kLanes;

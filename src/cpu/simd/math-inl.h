@@ -13,14 +13,14 @@ namespace abacist::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// 2^x for x <= 127.5. Relative error below 1.5 ulp; exactly 1 at 0; 0 below -126 (no subnormals: they
-/// are slow, and far below the rounding of a sum that holds a 1); NaN gives NaN.
-/// Minimax polynomial of degree 5 on [-1/2, 1/2] with constant term 1, fitted for this file.
+/// 2^x for x <= 127.5. Relative error below 1.5 ulp; exactly 1 at 0; 0 below -126 (no subnormals:
+/// they are slow, and far below the rounding of a sum that holds a 1); NaN gives NaN. Minimax
+/// polynomial of degree 5 on [-1/2, 1/2] with constant term 1, fitted for this file.
 template <class D, class Vector = hn::Vec<D>>
 HWY_INLINE Vector exp2(D f, Vector x) {
   const hn::RebindToSigned<D> i;
-  // Adding 1.5 * 2^23 rounds x to an integer n in the low mantissa bits; the 127 more makes them the
-  // biased exponent of 2^n.
+  // Adding 1.5 * 2^23 rounds x to an integer n in the low mantissa bits; the 127 more makes them
+  // the biased exponent of 2^n.
   const Vector magic = hn::Set(f, 12582912.0f + 127.0f);
   const Vector shifted = hn::Add(x, magic);
   const Vector r = hn::Sub(x, hn::Sub(shifted, magic));
