@@ -130,7 +130,7 @@ TEST(PlanFigures, WorkspaceIsBoundedAndStatedPerThread) {
 
 TEST(PlanChoices, TilesAndSplitsDoNotDependOnThreads) {
   Random random(6);
-  for (int round = 0; round < 50; ++round) {
+  for (int round = 0; round < by_effort(5, 50, 50); ++round) {
     Case c = random_case(random);
     c.s_k = random.integer(0, 5000);
     const auto one = plan_forward(c, {.threads = 1});
