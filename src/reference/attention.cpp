@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "core/numeric.hpp"
-#include "reference/saturate.hpp"
+#include "core/saturate.hpp"
 #include "reference/visibility.hpp"
 
 namespace abacist::reference {
@@ -141,10 +141,8 @@ std::int64_t lse_at(const TensorSpec& spec, const core::Sequence& sequence, std:
 
 std::size_t scratch_doubles(const core::Geometry& g, Pass pass, std::int64_t max_len_k) {
   const std::int64_t copies = pass == Pass::backward ? 2 : 1;
-  const std::int64_t d = saturating_add(g.d_qk, g.d_v);
-  const std::int64_t per_key = saturating_add(saturating_mul(copies, d), 1);
-  const std::int64_t rows = saturating_add(2 * g.d_qk, 3 * g.d_v);
-  return static_cast<std::size_t>(saturating_add(saturating_mul(per_key, max_len_k), rows));
+  const core::Count per_key = copies * (g.d_qk + g.d_v) + 1;
+  return static_cast<std::size_t>((per_key * max_len_k + 2 * g.d_qk + 3 * g.d_v).value);
 }
 
 Scratch carve(double* memory, const core::Geometry& g, Pass pass, std::int64_t max_len_k) {

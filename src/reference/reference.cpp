@@ -6,13 +6,15 @@
 #include <atomic>
 #include <mutex>
 
+#include "core/saturate.hpp"
 #include "cpu/parallel.hpp"
 #include "reference/attention.hpp"
-#include "reference/saturate.hpp"
 #include "reference/visibility.hpp"
 
 namespace abacist::reference {
 namespace {
+
+using core::Count;
 
 /// What the plan chose: where the workers' doubles lie in the workspace.
 struct Choices {
@@ -29,33 +31,26 @@ constexpr std::int64_t kCountedRows = std::int64_t{1} << 16;  // a plan stays be
 Figure visible_pairs(const core::Resolved& resolved) {
   const core::Geometry& g = resolved.geometry;
   if (g.varlen) {
-    const std::int64_t keys = std::min(g.s_k, g.total_k);
-    return {saturating_mul(saturating_mul(g.total_q, keys), g.h_q), false};
+    return {(Count{g.total_q} * std::min(g.s_k, g.total_k) * g.h_q).value, false};
   }
-  const std::int64_t heads = saturating_mul(g.b, g.h_q);
-  if (g.s_q > kCountedRows) {
-    return {saturating_mul(saturating_mul(g.s_q, g.s_k), heads), false};
-  }
+  const Count heads = Count{g.b} * g.h_q;
+  if (g.s_q > kCountedRows) return {(Count{g.s_q} * g.s_k * heads).value, false};
   const Visibility visible(resolved.problem.options.mask, g.s_q, g.s_k);
-  std::int64_t pairs = 0;
-  for (std::int64_t i = 0; i < g.s_q; ++i) pairs = saturating_add(pairs, visible.count(i));
-  return {saturating_mul(pairs, heads), true};
+  Count pairs = 0;
+  for (std::int64_t i = 0; i < g.s_q; ++i) pairs = pairs + visible.count(i);
+  return {(pairs * heads).value, true};
 }
 
-/// Bytes of one operand's elements.
-std::int64_t bytes_of(const TensorSpec& spec) {
-  std::int64_t bytes = spec.present() ? size_of(spec.dtype) : 0;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
-    bytes = saturating_mul(bytes, spec.shape[axis]);
-  }
-  return bytes;
-}
-
-std::int64_t operand_bytes(const Operands& x) {
-  std::int64_t bytes = 0;
+/// Bytes of the elements of all operands.
+Count operand_bytes(const Operands& x) {
+  Count bytes = 0;
   for (const TensorSpec* spec : {&x.q, &x.k, &x.v, &x.o, &x.lse, &x.d_o, &x.d_lse, &x.dq, &x.dk,
                                  &x.dv, &x.alibi_slopes, &x.cu_seqlens_q, &x.cu_seqlens_k}) {
-    bytes = saturating_add(bytes, bytes_of(*spec));
+    Count of_one = spec->present() ? size_of(spec->dtype) : 0;
+    for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec->rank); ++axis) {
+      of_one = of_one * spec->shape[axis];
+    }
+    bytes = bytes + of_one;
   }
   return bytes;
 }
@@ -64,19 +59,16 @@ void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
   const core::Geometry& g = resolved.geometry;
   const bool backward = resolved.problem.pass == Pass::backward;
   info.visible_pairs = visible_pairs(resolved);
-  const std::int64_t per_pair =
-      backward ? saturating_add(saturating_mul(6, g.d_qk), saturating_mul(4, g.d_v))
-               : saturating_mul(2, saturating_add(g.d_qk, g.d_v));
-  info.flops = {saturating_mul(info.visible_pairs.value, per_pair), info.visible_pairs.exact};
+  const std::int64_t per_pair = backward ? 6 * g.d_qk + 4 * g.d_v : 2 * (g.d_qk + g.d_v);
+  info.flops = {(Count{info.visible_pairs.value} * per_pair).value, info.visible_pairs.exact};
   // K and V are read once for their whole group, and every other operand once.
-  const std::int64_t operands = operand_bytes(resolved.problem.operands);
-  info.slow_memory_bytes = {operands, !g.varlen};
-  // Scores and probabilities in float, each written and read once; backward also dP and dS.
+  const Count operands = operand_bytes(resolved.problem.operands);
+  info.slow_memory_bytes = {operands.value, !g.varlen};
+  // Scores and probabilities in float, each written and read once; backward: P read, written and
+  // read again, dP and dS written and read.
   const std::int64_t keys = g.varlen ? std::min(g.s_k, g.total_k) : g.s_k;
-  const std::int64_t matrix =
-      saturating_mul(saturating_mul(saturating_mul(g.total_q, keys), g.h_q), sizeof(float));
-  info.standard_memory_bytes = {saturating_add(operands, saturating_mul(backward ? 8 : 4, matrix)),
-                                !g.varlen};
+  const Count scores = Count{g.total_q} * keys * g.h_q;
+  info.standard_memory_bytes = {(operands + scores * 4 * (backward ? 7 : 4)).value, !g.varlen};
 }
 
 Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
@@ -87,7 +79,7 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
     return Error{ErrorCode::unsupported, "", "computes on the host; the tensors are elsewhere"};
   }
   const core::Geometry& g = resolved.geometry;
-  const std::int64_t items = saturating_mul(g.b, g.h_k);
+  const std::int64_t items = (Count{g.b} * g.h_k).value;
   const int threads = options.threads > 0 ? options.threads : cpu::default_threads();
   Choices choices;
   choices.workers = static_cast<int>(std::clamp<std::int64_t>(items, 1, threads));
@@ -104,11 +96,9 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
   draft.info.keys = static_cast<int>(std::min<std::int64_t>(choices.max_len_k, INT32_MAX));
   draft.info.work_items = items;
   draft.info.threads = choices.workers;
-  constexpr std::int64_t kDouble = sizeof(double);
-  const std::int64_t scratch =
-      saturating_mul(static_cast<std::int64_t>(choices.doubles_per_worker), kDouble);
-  draft.info.scratch_bytes_per_thread = static_cast<std::size_t>(scratch);
-  draft.info.workspace_bytes = static_cast<std::size_t>(saturating_mul(scratch, choices.workers));
+  const Count scratch = Count{static_cast<std::int64_t>(choices.doubles_per_worker)} * 8;
+  draft.info.scratch_bytes_per_thread = static_cast<std::size_t>(scratch.value);
+  draft.info.workspace_bytes = static_cast<std::size_t>((scratch * choices.workers).value);
   fill_figures(resolved, draft.info);
   draft.choices = std::make_shared<Choices>(choices);
   return draft;

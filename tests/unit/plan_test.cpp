@@ -152,6 +152,14 @@ TEST(PlanChoices, EveryPlanPromisesDeterminism) {
   EXPECT_TRUE(plan_backward(c, {})->info().deterministic);
 }
 
+TEST(PlanChoices, ExplainNamesTheKernel) {
+  for (const bool backward : {false, true}) {
+    const auto planned = backward ? plan_backward({}, {}) : plan_forward({}, {});
+    ASSERT_TRUE(planned.ok());
+    EXPECT_NE(explain(planned.value()).find(planned.value().info().kernel), std::string::npos);
+  }
+}
+
 TEST(PlanChoices, MixedTypesAreDeclinedWithTheReason) {
   Case c;
   Instance x(c);
