@@ -19,16 +19,16 @@
 //     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do
 //     not.
 //
-//   LSE         |x - ref| <= u32 (2 + sqrt(d_qk)) (S + |ref|), row by row
+//   LSE         |x - ref| <= u32 (4 + sqrt(d_qk)) (S + |ref|), row by row
 //     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its
 //     error is a mean of theirs, that of one score where a key takes it all (an attention sink):
 //     d_qk products added to partial sums of size up to S. Storing it costs u32 |ref|.
 //
-//   mean        |mean(x - ref)| <= 2 |mean error of plain| + 6 rms(plain) / sqrt(rows) + 4 u32
-//   (max|ref| + G)
+//   mean        |mean(x - ref)| <= 2 |plain's| + 6 rms(plain) / sqrt(rows) + 4 u32 (max|ref| + G)
+//   growth      the same of (x - ref) sign(ref)
 //     Unbiased roundings average out over rows (the errors within one row share P and are
-//     correlated). A bias does not: a truncating store is off by u/2 on average and fails this
-//     first.
+//     correlated). A bias does not: a truncating store is off by u/2 towards zero on average and
+//     fails this first.
 #pragma once
 
 #include <string>
