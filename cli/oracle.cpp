@@ -82,6 +82,7 @@ class Oracle {
                                    .dv = slice(dv_.out(), 1, keys.begin, key_count),
                                    .d_lse = slice(d_lse_, 2, row, count),
                                    .alibi_slopes = slopes_};
+    if (progress != nullptr) progress->restart("oracle, backward");
     Runner(make_problem(backward, options), kReference).run(backward, progress);
   }
 

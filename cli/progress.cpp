@@ -25,6 +25,14 @@ Progress::Mode Progress::mode(bool wanted) {
 
 Progress::Progress(Mode mode, std::string label) : mode_(mode), label_(std::move(label)) {}
 
+void Progress::restart(std::string label) {
+  finish();
+  const std::lock_guard lock(mutex_);
+  label_ = std::move(label);
+  start_ = drawn_ = Clock::now();
+  tenths_ = 0;
+}
+
 void Progress::update(double done) {
   if (mode_ == Mode::off || done <= 0.0) return;
   // A worker never waits to report; another report follows.

@@ -21,6 +21,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  /// Another piece of work begins.
+  void restart(std::string label);
   /// May be called from any thread.
   void update(double done);
   /// Removes the bar.
