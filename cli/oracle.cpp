@@ -69,6 +69,7 @@ class Oracle {
     const Tensor lse = slice(r_.lse.out(), 2, at, count);
     const ForwardTensors forward{
         .q = q, .k = k, .v = v, .o = o, .lse = lse, .alibi_slopes = slopes_};
+    if (progress != nullptr) progress->restart("oracle, forward");
     Runner(make_problem(forward, options), kReference).run(forward, progress);
     if (!d_o_.spec.present()) return;
     const BackwardTensors backward{.q = q,
