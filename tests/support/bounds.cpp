@@ -16,6 +16,7 @@ namespace abacist::testing {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kTrust = 4.0;  // see bounds.hpp
 
 /// With ABACIST_TEST_RATIOS set, prints at exit how close each kind of tensor came to its bound.
 class RatioLog {
@@ -100,27 +101,46 @@ double product_of_all_but_last(const TensorSpec& spec) {
   return rows;
 }
 
+/// What rounding errors of a tensor grow with; see bounds.hpp.
+struct Sizes {
+  std::int64_t terms = 0;          ///< n
+  double scores = 0.0;             ///< S
+  double before_cancelling = 0.0;  ///< G
+  double row = 0.0;                ///< G without p
+};
+
+/// The plain version's errors are a yardstick only while they are rounding errors. If they are not,
+/// oracle or plain version is wrong, and a bound made of them would let anything pass.
+void check_yardstick(const std::string& label, const Case& c, const std::vector<double>& ref,
+                     double error, const Sizes& sizes) {
+  if (c.dtype != DType::f32) return;  // one code serves every type
+  const double growth = std::sqrt(static_cast<double>(sizes.terms)) + sizes.scores;
+  const double most = kTrust * kFloatRoundoff * (growth * largest_of(ref) + sizes.row) + 0x1p-126;
+  RatioLog::instance().note(label + " yardstick", error / most);
+  EXPECT_LE(error, most) << "oracle and plain version disagree about " << label << "\n  "
+                         << c.text();
+}
+
 void check_tensor(const std::string& name, const Case& c, const Buffer& actual,
-                  const Buffer& reference, const std::vector<double>& plain, std::int64_t terms,
-                  double score_size, double before_cancelling, const std::string& who) {
+                  const Buffer& reference, const std::vector<double>& plain, const Sizes& sizes,
+                  const std::string& who) {
   const std::vector<double> x = actual.values();
   const std::vector<double> ref = reference.values();
   const Errors plain_errors = errors_of(plain, ref);
   const double largest = largest_of(ref);
   const double u = unit_roundoff(c.dtype);
-  const double growth =
-      c.dtype == DType::f32 ? std::sqrt(static_cast<double>(terms)) + score_size : 1.0;
-  // The smallest float: results that underflow are no errors.
-  const double cancelled = 2.0 * u * before_cancelling;
-  const double bound =
-      2.0 * plain_errors.largest + 2.0 * u * growth * largest + cancelled + 0x1p-126;
   const std::string label = std::string(to_string(c.dtype)) + " " + name;
+  check_yardstick(label, c, ref, plain_errors.largest, sizes);
+  const double growth =
+      c.dtype == DType::f32 ? std::sqrt(static_cast<double>(sizes.terms)) + sizes.scores : 1.0;
+  const double bound = 2.0 * plain_errors.largest +
+                       2.0 * u * (growth * largest + sizes.before_cancelling) + 0x1p-126;
   check_within(label, actual.spec(), x, ref, bound, who + "\n  " + c.text());
 
   if (ref.empty()) return;
   const double rows = product_of_all_but_last(actual.spec());
   const double unavoidable = 6.0 * plain_errors.rms / std::sqrt(rows) +
-                             4.0 * kFloatRoundoff * (largest + before_cancelling) + 0x1p-126;
+                             4.0 * kFloatRoundoff * (largest + sizes.before_cancelling) + 0x1p-126;
   const Errors errors = errors_of(x, ref);
   const auto check_bias = [&](const char* kind, double bias, double plain_bias) {
     const double bias_bound = 2.0 * std::fabs(plain_bias) + unavoidable;
@@ -190,8 +210,8 @@ void check_forward(const Instance& instance, const Results& actual, const Expect
                    const std::string& who) {
   const Case& c = instance.c;
   const std::int64_t keys = c.varlen() ? c.options.max_lengths.s_k : c.s_k;
-  check_tensor("o", c, actual.o, expected.oracle.o, expected.plain.o, c.d_qk + keys,
-               largest_of(expected.plain.score_size), 0.0, who);
+  const Sizes sizes{c.d_qk + keys, largest_of(expected.plain.score_size), 0.0, 0.0};
+  check_tensor("o", c, actual.o, expected.oracle.o, expected.plain.o, sizes, who);
   check_empty_rows(c, actual.o, expected.oracle.lse, "o", who);
   const std::vector<double> ref = expected.oracle.lse.values();
   std::vector<double> bound(ref.size());
@@ -209,14 +229,19 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
   const std::int64_t keys = c.varlen() ? c.options.max_lengths.s_k : c.s_k;
   const std::int64_t rows = (c.varlen() ? c.options.max_lengths.s_q : c.s_q) * c.group;
   const std::int64_t column_terms = c.d_qk + c.d_v + rows;
-  const double score_size = largest_of(expected.plain.score_size);
-  check_tensor("dq", c, actual.dq, expected.oracle_gradients.dq, expected.plain.dq,
-               c.d_qk + c.d_v + keys, score_size,
-               expected.plain.ds_size * largest_of(instance.k.values()), who);
-  check_tensor("dk", c, actual.dk, expected.oracle_gradients.dk, expected.plain.dk, column_terms,
-               score_size, expected.plain.ds_size * largest_of(instance.q.values()), who);
-  check_tensor("dv", c, actual.dv, expected.oracle_gradients.dv, expected.plain.dv, column_terms,
-               score_size, 0.0, who);
+  const Plain& plain = expected.plain;
+  const double scores = largest_of(plain.score_size);
+  const auto gradient = [&](const char* name, const Buffer& x, const Buffer& reference,
+                            const std::vector<double>& of_plain, std::int64_t terms,
+                            double factor) {
+    const Sizes sizes{terms, scores, plain.ds_size * factor, plain.ds_row_size * factor};
+    check_tensor(name, c, x, reference, of_plain, sizes, who);
+  };
+  const Gradients& oracle = expected.oracle_gradients;
+  gradient("dq", actual.dq, oracle.dq, plain.dq, c.d_qk + c.d_v + keys,
+           largest_of(instance.k.values()));
+  gradient("dk", actual.dk, oracle.dk, plain.dk, column_terms, largest_of(instance.q.values()));
+  gradient("dv", actual.dv, oracle.dv, plain.dv, column_terms, 0.0);
   check_empty_rows(c, actual.dq, expected.oracle.lse, "dq", who);
 }
 

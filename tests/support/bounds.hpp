@@ -19,6 +19,10 @@
 //     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do
 //     not.
 //
+//   yardstick   f32: E <= 4 u ((sqrt(n) + S) max|ref| + G / p)
+//     Otherwise oracle and plain version disagree by more than rounding: one of them is wrong, and
+//     a bound made of their difference would let anything pass.
+//
 //   LSE         |x - ref| <= u32 (4 + sqrt(d_qk)) (S + |ref|), row by row
 //     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its
 //     error is a mean of theirs, that of one score where a key takes it all (an attention sink):

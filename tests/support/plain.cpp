@@ -75,6 +75,16 @@ void add_scaled(float* to, float factor, const float* from, std::int64_t d) {
   for (std::int64_t e = 0; e < d; ++e) to[e] += factor * from[e];
 }
 
+/// Calls body(first, last) for runs of keys, each of which is summed before it is added: a chain of
+/// a million float additions would be a poor yardstick (n u instead of sqrt(n) u).
+template <class Body>
+void by_runs(std::int64_t keys, const Body& body) {
+  constexpr std::int64_t kRun = 128;
+  for (std::int64_t first = 0; first < keys; first += kRun) {
+    body(first, std::min(first + kRun, keys));
+  }
+}
+
 /// Row-major arrays of one case and its loops.
 class PlainRun {
  public:
@@ -120,6 +130,7 @@ class PlainRun {
     result.lse = rounded(lse_, DType::f32);
     result.score_size = size_;
     result.ds_size = ds_size_;
+    result.ds_row_size = ds_row_size_;
     if (backward_) {
       result.dq = rounded(dq_, c_.grad_dtype);
       result.dk = rounded(dk_, c_.grad_dtype);
@@ -184,15 +195,25 @@ class PlainRun {
     float* const o = o_.data() + (row * c_.h_q() + head) * c_.d_v;
     std::fill_n(o, c_.d_v, 0.0f);
     float sum = 0.0f;
-    for (std::int64_t j = 0; j < len_k; ++j) {
-      if (visible.sees(i, j)) sum += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
-    }
+    by_runs(len_k, [&](std::int64_t first, std::int64_t last) {
+      float part = 0.0f;
+      for (std::int64_t j = first; j < last; ++j) {
+        if (!visible.sees(i, j)) continue;
+        part += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
+      }
+      sum += part;
+    });
     lse_[lse_at] = sum > 0.0f ? maximum + std::log(sum) : maximum;
-    for (std::int64_t j = 0; j < len_k; ++j) {
-      if (!visible.sees(i, j)) continue;
-      const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
-      add_scaled(o, rounded(p, c_.dtype), value(first_k + j, head / c_.group), c_.d_v);
-    }
+    Floats part(static_cast<std::size_t>(c_.d_v));
+    by_runs(len_k, [&](std::int64_t first, std::int64_t last) {
+      std::fill(part.begin(), part.end(), 0.0f);
+      for (std::int64_t j = first; j < last; ++j) {
+        if (!visible.sees(i, j)) continue;
+        const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
+        add_scaled(part.data(), rounded(p, c_.dtype), value(first_k + j, head / c_.group), c_.d_v);
+      }
+      add_scaled(o, 1.0f, part.data(), c_.d_v);
+    });
   }
 
   void backward_row(const reference::Visibility& visible, std::int64_t i, std::int64_t len_k,
@@ -206,20 +227,26 @@ class PlainRun {
     float d_row = 0.0f;
     for (std::int64_t e = 0; e < c_.d_v; ++e) d_row += d_o[e] * rounded(o[e], c_.o_dtype);
     if (!d_lse_.empty()) d_row -= d_lse_[lse_at];
-    for (std::int64_t j = 0; j < len_k; ++j) {
-      if (!visible.sees(i, j)) continue;
-      const Score& s = scores[static_cast<std::size_t>(j)];
-      const float p = std::exp(s.value - lse_[lse_at]);
-      const std::int64_t at = (first_k + j) * c_.h_k + head / c_.group;
-      const float* const v = value(first_k + j, head / c_.group);
-      const float dp = dot(d_o, v, c_.d_v);
-      ds_size_ =
-          std::max(ds_size_, std::fabs(scale_) * p * (absolute_dot(d_o, v, c_.d_v) + d_size));
-      const float ds = rounded(p * (dp - d_row) * s.slope, c_.dtype);
-      add_scaled(dq, ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
-      add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);
-      add_scaled(dv_.data() + at * c_.d_v, rounded(p, c_.dtype), d_o, c_.d_v);
-    }
+    Floats part(static_cast<std::size_t>(c_.d_qk));
+    by_runs(len_k, [&](std::int64_t first, std::int64_t last) {
+      std::fill(part.begin(), part.end(), 0.0f);
+      for (std::int64_t j = first; j < last; ++j) {
+        if (!visible.sees(i, j)) continue;
+        const Score& s = scores[static_cast<std::size_t>(j)];
+        const float p = std::exp(s.value - lse_[lse_at]);
+        const std::int64_t at = (first_k + j) * c_.h_k + head / c_.group;
+        const float* const v = value(first_k + j, head / c_.group);
+        const float dp = dot(d_o, v, c_.d_v);
+        const float size = std::fabs(scale_) * (absolute_dot(d_o, v, c_.d_v) + d_size);
+        ds_size_ = std::max(ds_size_, p * size);
+        ds_row_size_ = std::max(ds_row_size_, size);
+        const float ds = rounded(p * (dp - d_row) * s.slope, c_.dtype);
+        add_scaled(part.data(), ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
+        add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);
+        add_scaled(dv_.data() + at * c_.d_v, rounded(p, c_.dtype), d_o, c_.d_v);
+      }
+      add_scaled(dq, 1.0f, part.data(), c_.d_qk);
+    });
   }
 
   const float* key(std::int64_t row, std::int64_t head_k) const {
@@ -237,6 +264,7 @@ class PlainRun {
   Floats o_, lse_, dq_, dk_, dv_;
   std::vector<double> size_;
   float ds_size_ = 0.0f;
+  float ds_row_size_ = 0.0f;
 };
 
 }  // namespace

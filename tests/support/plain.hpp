@@ -19,6 +19,7 @@ struct Plain {
   /// The largest |scale| p (sum |dO_e v_e| + sum |dO_e o_e|) of a visible pair: what dS is before
   /// dP - D cancels.
   double ds_size = 0.0;
+  double ds_row_size = 0.0;  ///< the same without p, whose sum over a row is 1
 };
 
 Plain compute_plain(const Instance& instance, bool with_gradients);
