@@ -88,7 +88,12 @@ io::Location location_of(const std::string& given, const std::string& all, const
     throw UserError(
         fmt::format("--{} is missing (or give one .safetensors file with q, k and v)", name));
   }
-  return io::Location::parse(given.empty() ? all : given);
+  if (!given.empty()) return io::Location::parse(given);
+  io::Location location = io::Location::parse(all);
+  if (location.format == io::Format::npy || !location.name.empty()) {
+    throw UserError(all + " holds one tensor; name it with --q, --k or --v");
+  }
+  return location;
 }
 
 /// The standard slopes: powers of 2^(-8/n) for n heads, n a power of two; else those of the next
@@ -199,17 +204,21 @@ void add_slopes(Inputs& inputs, const std::string& alibi) {
   const io::Location location = io::Location::parse(alibi);
   const io::LoadedArray loaded = io::load(location, "alibi_slopes");
   const io::Array& array = loaded.array;
-  if (array.dtype != DType::f32 || array.shape.empty() || array.shape.size() > 2) {
-    throw UserError(fmt::format("{} (--alibi) is {}{}, must be f32 [h_q] or [b, h_q]",
+  if (!array.dtype || *array.dtype == DType::i32 || array.shape.empty() || array.shape.size() > 2) {
+    throw UserError(fmt::format("{} (--alibi) is {}{}, must be floats [h_q] or [b, h_q]",
                                 location.path, array.type_name, io::shape_text(array.shape)));
   }
-  Operand& slopes = inputs.slopes;
-  slopes.spec.dtype = *array.dtype;
-  slopes.spec.rank = static_cast<int>(array.shape.size());
-  std::copy(array.shape.begin(), array.shape.end(), slopes.spec.shape.begin());
-  std::copy(array.stride.begin(), array.stride.end(), slopes.spec.stride.begin());
-  const std::int64_t bytes = checked_bytes(slopes.spec.dtype, slopes.spec);
-  std::tie(slopes.data, slopes.owner) = aligned_bytes(loaded, bytes, slopes.spec.dtype);
+  // As [1, 1, b, h_q], to be converted to f32.
+  const bool shared = array.shape.size() == 1;
+  TensorSpec spec = contiguous(
+      *array.dtype, {1, 1, shared ? 1 : array.shape[0], array.shape[array.shape.size() - 1]});
+  spec.stride[2] = shared ? 0 : array.stride[0];
+  spec.stride[3] = array.stride[array.stride.size() - 1];
+  const auto [data, owner] = aligned_bytes(loaded, checked_bytes(spec.dtype, spec), spec.dtype);
+  inputs.slopes = convert({data, spec}, DType::f32);
+  const std::int64_t heads = spec.shape[3];
+  inputs.slopes.spec =
+      shared ? contiguous(DType::f32, {heads}) : contiguous(DType::f32, {spec.shape[2], heads});
   inputs.paths.push_back(location.path);
 }
 

@@ -16,6 +16,10 @@ constexpr double kInterval = 0.1;  // seconds between redraws
 constexpr double kLines = 2.0;     // seconds before the first line, and between two
 constexpr int kBarWidth = 30;
 
+std::string clock_text(double seconds) {
+  return seconds < 100.0 ? fmt::format("{:.0f} s", seconds) : duration_text(seconds);
+}
+
 }  // namespace
 
 Progress::Mode Progress::mode(bool wanted) {
@@ -43,8 +47,8 @@ void Progress::update(double done) {
   const double since = std::chrono::duration<double>(now - drawn_).count();
   if (elapsed < kQuiet || since < (mode_ == Mode::bar ? kInterval : kLines)) return;
   const double left = elapsed * (1.0 - std::min(done, 1.0)) / done;
-  std::string times = duration_text(elapsed);
-  if (done < 1.0) times += fmt::format(", about {} left", duration_text(left));
+  std::string times = clock_text(elapsed);
+  if (done < 1.0) times += fmt::format(", about {} left", clock_text(left));
   if (mode_ == Mode::bar) {
     drawn_ = now;
     draw_bar(done, times);

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include "io/file_error.hpp"
 
@@ -37,6 +38,14 @@ extern "C" void unlink_and_end(int signal) {
   for (auto& name : pending) {
     if (const char* path = name.load()) unlink(path);
   }
+  if (signal == SIGBUS) {
+    constexpr std::string_view kMessage =
+        "abacist: error: an input file was cut short while it was being read\n";
+    // Nothing can be done about a message that cannot be written.
+    [[maybe_unused]] const ssize_t ignored =
+        ::write(STDERR_FILENO, kMessage.data(), kMessage.size());
+    _exit(2);
+  }
   std::signal(signal, SIG_DFL);
   std::raise(signal);
 }
@@ -53,7 +62,7 @@ std::string resolve(const std::string& path) {
 }  // namespace
 
 void unlink_pending_on_signals() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, &unlink_and_end);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGBUS}) std::signal(signal, &unlink_and_end);
 }
 
 PendingFile::PendingFile(const std::string& path) : path_(path), target_(resolve(path)) {

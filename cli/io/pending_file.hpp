@@ -9,7 +9,7 @@ namespace abacist::io {
 
 /// Writes to a temporary name beside the target, which commit() replaces in one step: a reader sees
 /// the old file or the whole new one, and a failure leaves the old one alone. Destroyed without
-/// commit(), or ended by SIGINT or SIGTERM once unlink_pending_on_signals() was called, it leaves
+/// commit(), or ended by a signal once unlink_pending_on_signals() was called, it leaves
 /// nothing behind.
 class PendingFile {
  public:
@@ -40,6 +40,8 @@ class PendingFile {
 };
 
 /// Installs handlers that remove unfinished files, then end the process as the signal would have.
+/// SIGBUS, which is what a mapped input gives that another process cuts short, ends it with an
+/// error on stderr and exit code 2.
 void unlink_pending_on_signals();
 
 }  // namespace abacist::io

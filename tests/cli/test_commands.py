@@ -45,6 +45,8 @@ class Arguments(tool.ToolTest):
         np.save(self.folder / "slopes.npy", np.zeros(3, np.float32))
         self.save(q=q, k=k, v=v)
         self.refuse("attend", *FILES, "-o", "o.npy", "--alibi", "slopes.npy", mentions="alibi_slopes")
+        self.refuse("attend", "q.npy", "-o", "o.npy", mentions="one tensor")
+        self.refuse("attend", "x.safetensors:q", "-o", "o.npy", mentions="one tensor")
         np.save(self.folder / "slopes.npy", np.zeros((2, 2, 4), np.float32))
         self.refuse("attend", *FILES, "-o", "o.npy", "--alibi", "slopes.npy", mentions="--alibi")
 
