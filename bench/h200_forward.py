@@ -1,12 +1,13 @@
-"""Sustained forward speed of the Hopper kernel beside PyTorch's cuDNN and FlashAttention-2 backends.
+"""Sustained forward speed of the Hopper kernel beside PyTorch's cuDNN and FlashAttention-2.
 
-    python3 h200_forward.py --library libabacist_sm90.so [--library other.so ...] [--dims 64,128] [--json out]
+    python3 h200_forward.py --library libabacist_sm90.so [--library other.so ...] [--json out]
 
 One protocol for every contender: CUDA graph of several launches, replayed for a burst of at least
 --burst-ms after a warm-up; bursts of all contenders in random order, --rounds times; random normal
 data; the SM clock sampled during each burst. Printed: median TFLOP/s, spread of a contender against
 itself ((max - min) / median), median clock. Causal counts half the FLOPs.
 """
+
 import argparse
 import ctypes
 import json
@@ -25,13 +26,19 @@ class Strides(ctypes.Structure):
 
 class Operands(ctypes.Structure):
     _fields_ = [(n, ctypes.c_void_p) for n in ("q", "k", "v", "o", "lse")] + [
-        (n, Strides) for n in ("q_stride", "k_stride", "v_stride", "o_stride")]
+        (n, Strides) for n in ("q_stride", "k_stride", "v_stride", "o_stride")
+    ]
 
 
 class Geometry(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int)] + [(n, ctypes.c_int64) for n in (
-        "b", "s_q", "s_k", "h_q", "h_k", "d_qk", "d_v", "total_q", "total_k")] + [
-        (n, ctypes.c_void_p) for n in ("cu_seqlens_q", "cu_seqlens_k", "k_lengths")]
+    _fields_ = (
+        [("type", ctypes.c_int)]
+        + [
+            (n, ctypes.c_int64)
+            for n in ("b", "s_q", "s_k", "h_q", "h_k", "d_qk", "d_v", "total_q", "total_k")
+        ]
+        + [(n, ctypes.c_void_p) for n in ("cu_seqlens_q", "cu_seqlens_k", "k_lengths")]
+    )
 
 
 class Mask(ctypes.Structure):
@@ -39,14 +46,25 @@ class Mask(ctypes.Structure):
 
 
 class Score(ctypes.Structure):
-    _fields_ = [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("alibi_slopes", ctypes.c_void_p),
-                ("sinks", ctypes.c_void_p)]
+    _fields_ = [
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
+        ("alibi_slopes", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+    ]
 
 
 class Arguments(ctypes.Structure):
-    _fields_ = [("operands", Operands), ("geometry", Geometry), ("mask", Mask), ("score", Score),
-                ("workspace", ctypes.c_void_p), ("disabled_fast_path", ctypes.c_int), ("no_short_shapes", ctypes.c_int),
-                ("tile_order", ctypes.c_int)]
+    _fields_ = [
+        ("operands", Operands),
+        ("geometry", Geometry),
+        ("mask", Mask),
+        ("score", Score),
+        ("workspace", ctypes.c_void_p),
+        ("disabled_fast_path", ctypes.c_int),
+        ("no_short_shapes", ctypes.c_int),
+        ("tile_order", ctypes.c_int),
+    ]
 
 
 UNBOUNDED = 2**63 - 1
@@ -70,11 +88,22 @@ class Kernel:
         """q [b, s, h, d] (or [1, total, h, d] with cu) and so on; writes o and lse."""
         strides = lambda t: Strides(t.stride(0), t.stride(1), t.stride(2))
         a = Arguments()
-        a.operands = Operands(q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr(), lse.data_ptr(),
-                              strides(q), strides(k), strides(v), strides(o))
+        a.operands = Operands(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            o.data_ptr(),
+            lse.data_ptr(),
+            strides(q),
+            strides(k),
+            strides(v),
+            strides(o),
+        )
         b, s_q, h_q, d_qk = q.shape
         s_k, h_k, d_v = k.shape[1], k.shape[2], v.shape[3]
-        a.geometry = Geometry(0 if q.dtype == torch.bfloat16 else 1, b, s_q, s_k, h_q, h_k, d_qk, d_v)
+        a.geometry = Geometry(
+            0 if q.dtype == torch.bfloat16 else 1, b, s_q, s_k, h_q, h_k, d_qk, d_v
+        )
         if cu is not None:
             a.geometry.b, a.geometry.s_q, a.geometry.s_k = cu.numel() - 1, max_s, max_s
             a.geometry.total_q, a.geometry.total_k = s_q, s_k
@@ -84,8 +113,11 @@ class Kernel:
         a.no_short_shapes = self.long_shapes
         a.workspace, a.tile_order = self.workspace.data_ptr(), self.order
         reason = ctypes.c_char_p()
-        code = self.library.abacist_sm90_forward(ctypes.byref(a), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
-                                                 ctypes.byref(reason))
+        code = self.library.abacist_sm90_forward(
+            ctypes.byref(a),
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+            ctypes.byref(reason),
+        )
         if code != 0:
             raise RuntimeError(f"refused ({code}): {reason.value.decode()}")
 
@@ -95,6 +127,7 @@ class Clock:
 
     def __init__(self):
         import pynvml
+
         pynvml.nvmlInit()
         self.nvml, self.handle = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
 
@@ -106,7 +139,9 @@ class Clock:
 
     def sample(self):
         while not self.stop:
-            self.samples.append(self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM))
+            self.samples.append(
+                self.nvml.nvmlDeviceGetClockInfo(self.handle, self.nvml.NVML_CLOCK_SM)
+            )
             time.sleep(0.02)
 
     def __exit__(self, *_):
@@ -114,7 +149,7 @@ class Clock:
         self.thread.join()
 
     def median(self):
-        return statistics.median(self.samples[len(self.samples) // 3:] or [0])
+        return statistics.median(self.samples[len(self.samples) // 3 :] or [0])
 
 
 def graph_of(call, launches):
@@ -142,20 +177,29 @@ def time_graph(graph, replays):
 def contenders(kernels, names, dtype, b, s, h_q, h_k, d_qk, d_v, causal, left, peers, scale_up=1.0):
     make = lambda heads, d: torch.randn(b, s, heads, d, device="cuda", dtype=dtype)
     q, k, v = make(h_q, d_qk) * scale_up, make(h_k, d_qk), make(h_k, d_v)
-    scale = d_qk ** -0.5
+    scale = d_qk**-0.5
     calls, outputs = {}, {}
     for name, kernel in zip(names, kernels):
-        o, lse = torch.empty(b, s, h_q, d_v, device="cuda", dtype=dtype), torch.empty(b, h_q, s, device="cuda")
-        calls[name] = lambda kernel=kernel, o=o, lse=lse: kernel(q, k, v, o, lse, scale, causal, left)
+        o, lse = torch.empty(b, s, h_q, d_v, device="cuda", dtype=dtype), torch.empty(
+            b, h_q, s, device="cuda"
+        )
+        calls[name] = lambda kernel=kernel, o=o, lse=lse: kernel(
+            q, k, v, o, lse, scale, causal, left
+        )
         outputs[name] = o
     t = [x.transpose(1, 2) for x in (q, k, v)]
-    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+    for name, backend in (
+        ("cudnn", SDPBackend.CUDNN_ATTENTION),
+        ("fa2", SDPBackend.FLASH_ATTENTION),
+    ):
         if name not in peers or left != UNBOUNDED:
             continue
 
         def call(backend=backend):
             with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(*t, is_causal=causal, enable_gqa=h_q != h_k)
+                return torch.nn.functional.scaled_dot_product_attention(
+                    *t, is_causal=causal, enable_gqa=h_q != h_k
+                )
 
         try:
             outputs[name] = call().transpose(1, 2)
@@ -206,29 +250,61 @@ def main():
     args = parser.parse_args()
     names = [f"abacist{i or ''}" for i in range(len(args.library))]
     kernels, clock, rows = [Kernel(path) for path in args.library], Clock(), []
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, "cudnn", torch.backends.cudnn.version())
+    print(
+        torch.cuda.get_device_name(),
+        "torch",
+        torch.__version__,
+        "cudnn",
+        torch.backends.cudnn.version(),
+    )
     for d in args.dims.split(","):
         d_qk, d_v = (int(x) for x in (d.split("/") if "/" in d else (d, d)))
         for causal in (bool(int(x)) for x in args.causal.split(",")):
             for s in map(int, args.lengths.split(",")):
                 b, h_q = max(1, args.tokens // s), args.hidden // d_qk
                 h_k = max(1, h_q // args.kv_group)
-                calls, outputs = contenders(kernels, names, getattr(torch, args.dtype), b, s, h_q, h_k, d_qk, d_v,
-                                            causal, args.left, args.peers.split(","), args.scale_up)
+                calls, outputs = contenders(
+                    kernels,
+                    names,
+                    getattr(torch, args.dtype),
+                    b,
+                    s,
+                    h_q,
+                    h_k,
+                    d_qk,
+                    d_v,
+                    causal,
+                    args.left,
+                    args.peers.split(","),
+                    args.scale_up,
+                )
                 for call in calls.values():
                     call()
                 torch.cuda.synchronize()
                 other = outputs.get("cudnn", outputs.get("fa2"))
-                difference = max((outputs[n].float() - other.float()).abs().max().item()
-                                 for n in names) if other is not None else float("nan")
+                difference = (
+                    max((outputs[n].float() - other.float()).abs().max().item() for n in names)
+                    if other is not None
+                    else float("nan")
+                )
                 pairs = s * s if not causal else s * (s + 1) // 2
                 if args.left < s:
                     pairs = sum(min(i + 1, args.left + 1) for i in range(s))
                 flops = 2 * b * h_q * pairs * (d_qk + d_v)
                 if causal and args.left >= s:
                     flops = b * h_q * s * s * (d_qk + d_v)
-                row = {"pass": "forward", "dtype": args.dtype, "d_qk": d_qk, "d_v": d_v, "heads": h_q, "kv_heads": h_k,
-                       "causal": causal, "s": s, "b": b, "difference": difference}
+                row = {
+                    "pass": "forward",
+                    "dtype": args.dtype,
+                    "d_qk": d_qk,
+                    "d_v": d_v,
+                    "heads": h_q,
+                    "kv_heads": h_k,
+                    "causal": causal,
+                    "s": s,
+                    "b": b,
+                    "difference": difference,
+                }
                 text = f"d {d:>7} {'causal' if causal else 'full  '} s {s:>6}"
                 for name, runs in measure(calls, args.burst_ms, args.rounds, clock).items():
                     times = [ms for ms, _ in runs]
@@ -236,15 +312,24 @@ def main():
                     row[name] = round(flops / middle / 1e9, 1)
                     row[name + "_spread"] = round((max(times) - min(times)) / middle, 4)
                     row[name + "_mhz"] = statistics.median(mhz for _, mhz in runs)
-                    text += f" | {name} {row[name]:6.1f} ±{100 * row[name + '_spread']:4.1f}% {row[name + '_mhz']:4.0f}"
+                    spread, mhz = 100 * row[name + "_spread"], row[name + "_mhz"]
+                    text += f" | {name} {row[name]:6.1f} ±{spread:4.1f}% {mhz:4.0f}"
                 print(text, f"| diff {difference:.1e}", flush=True)
                 rows.append(row)
                 del calls, outputs
                 torch.cuda.empty_cache()
     if args.json:
         with open(args.json, "w") as f:
-            json.dump({"gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
-                       "cudnn": torch.backends.cudnn.version(), "rows": rows}, f, indent=1)
+            json.dump(
+                {
+                    "gpu": torch.cuda.get_device_name(),
+                    "torch": torch.__version__,
+                    "cudnn": torch.backends.cudnn.version(),
+                    "rows": rows,
+                },
+                f,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 // A C entry for scripts that load the kernel as a shared library (bench/h200_forward.py).
 #include "../../src/cuda/sm90/forward/arguments.hpp"
 
-extern "C" int abacist_sm90_forward(const abacist::cuda::sm90::ForwardArguments* arguments, cudaStream_t stream,
-                                    const char** reason) {
+extern "C" int abacist_sm90_forward(const abacist::cuda::sm90::ForwardArguments* arguments,
+                                    cudaStream_t stream, const char** reason) {
   const auto status = abacist::cuda::sm90::launch_forward(*arguments, stream);
   *reason = status.reason;
   return status.code;

@@ -3,22 +3,39 @@
 
 static std::vector<Case> all_cases() {
   std::vector<Case> cases;
-  struct Dims { int qk, v; bool long_shape; };
+  struct Dims {
+    int qk, v;
+    bool long_shape;
+  };
   const Dims dims[] = {{64, 64, false},   {64, 64, true},    {96, 96, false},   {128, 128, false},
                        {192, 128, false}, {192, 192, false}, {256, 256, false}, {256, 256, true}};
   auto add = [&](Case c, std::string what) {
-    c.name = std::string(c.type == ForwardType::bf16 ? "bf16" : "f16") + " d" + std::to_string(c.d_qk) + "/" +
-             std::to_string(c.d_v) + (c.long_shape ? " long " : " ") + what;
+    c.name = std::string(c.type == ForwardType::bf16 ? "bf16" : "f16") + " d" +
+             std::to_string(c.d_qk) + "/" + std::to_string(c.d_v) +
+             (c.long_shape ? " long " : " ") + what;
     cases.push_back(c);
   };
   for (ForwardType type : {ForwardType::bf16, ForwardType::f16}) {
     for (Dims d : dims) {
       Case base;
       base.type = type, base.d_qk = d.qk, base.d_v = d.v, base.long_shape = d.long_shape;
-      auto sized = [&](int s_q, int s_k) { Case c = base; c.s_q = s_q, c.s_k = s_k; return c; };
+      auto sized = [&](int s_q, int s_k) {
+        Case c = base;
+        c.s_q = s_q, c.s_k = s_k;
+        return c;
+      };
       const std::string dense = "dense ";
-      for (auto [s_q, s_k] : {std::pair{1, 1}, {1, 300}, {127, 129}, {128, 128}, {129, 127}, {191, 193}, {257, 509},
-                              {509, 257}, {64, 1021}, {1021, 64}, {640, 640}}) {
+      for (auto [s_q, s_k] : {std::pair{1, 1},
+                              {1, 300},
+                              {127, 129},
+                              {128, 128},
+                              {129, 127},
+                              {191, 193},
+                              {257, 509},
+                              {509, 257},
+                              {64, 1021},
+                              {1021, 64},
+                              {640, 640}}) {
         const std::string size = std::to_string(s_q) + "x" + std::to_string(s_k);
         Case c = sized(s_q, s_k);
         add(c, "full " + size);

@@ -3,8 +3,9 @@
 //   forward_harness [filter]        runs every case whose name contains the filter
 //
 // Per case: K, V beyond every length hold NaN, O and LSE are poisoned; O, LSE, untouched gaps and
-// bitwise repeatability are checked. Bound on O: 2 x the error of a plain same-precision computation
-// (float32 scores, P rounded to the input type) + 2 eps max|ref|. LSE: 16 eps32 (1 + max |score|).
+// bitwise repeatability are checked. Bound on O: 2 x the error of a plain same-precision
+// computation (float32 scores, P rounded to the input type) + 2 eps max|ref|. LSE: 16 eps32 (1 +
+// max |score|).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -22,12 +23,12 @@
 
 using namespace abacist::cuda::sm90;
 
-#define CHECK(call)                                                                     \
-  do {                                                                                  \
-    cudaError_t e = (call);                                                             \
-    if (e != cudaSuccess) {                                                             \
-      std::printf("%s at line %d\n", cudaGetErrorString(e), __LINE__), std::exit(2);    \
-    }                                                                                   \
+#define CHECK(call)                                                                  \
+  do {                                                                               \
+    cudaError_t e = (call);                                                          \
+    if (e != cudaSuccess) {                                                          \
+      std::printf("%s at line %d\n", cudaGetErrorString(e), __LINE__), std::exit(2); \
+    }                                                                                \
   } while (0)
 
 enum class Data { normal, large, rising, spike, huge_v, nan_query };
@@ -58,14 +59,17 @@ struct ReferenceArguments {
 };
 struct Outcome {
   unsigned long long worst, plain, lse, biggest;  // float bits of the value << 32 | position
-  unsigned long long wrong_special;               // NaN or inf where the reference has none, or the reverse
+  unsigned long long wrong_special;  // NaN or inf where the reference has none, or the reverse
   double bias, absolute;
 };
 
 template <class E>
-__device__ double as_double(E x) { return double(float(x)); }
+__device__ double as_double(E x) {
+  return double(float(x));
+}
 __device__ void raise(unsigned long long* to, double value, unsigned position) {
-  const unsigned long long packed = (unsigned long long)(__float_as_uint(float(value))) << 32 | position;
+  const unsigned long long packed =
+      (unsigned long long)(__float_as_uint(float(value))) << 32 | position;
   atomicMax(to, packed);
 }
 
@@ -82,10 +86,12 @@ __global__ void reference(ReferenceArguments a, Outcome* outcome) {
   if (a.used_k) len_k = a.used_k[batch];
   if (i >= len_q) return;
   const long long shift = a.top_left ? 0 : (long long)len_k - len_q;
-  const E* q = (const E*)a.q + (a.cu_q ? 0 : batch * a.qs.b) + (q0 + (int64_t)i) * a.qs.s + head * a.qs.h;
+  const E* q =
+      (const E*)a.q + (a.cu_q ? 0 : batch * a.qs.b) + (q0 + (int64_t)i) * a.qs.s + head * a.qs.h;
   const E* k = (const E*)a.k + (a.cu_k ? 0 : batch * a.ks.b) + (int64_t)k0 * a.ks.s + kv * a.ks.h;
   const E* v = (const E*)a.v + (a.cu_k ? 0 : batch * a.vs.b) + (int64_t)k0 * a.vs.s + kv * a.vs.h;
-  const E* o = (const E*)a.o + (a.cu_q ? 0 : batch * a.os.b) + (q0 + (int64_t)i) * a.os.s + head * a.os.h;
+  const E* o =
+      (const E*)a.o + (a.cu_q ? 0 : batch * a.os.b) + (q0 + (int64_t)i) * a.os.s + head * a.os.h;
   float* plain = (float*)(scores + a.s_k);
   const double hidden = -1e300;
   double top = hidden;
@@ -103,7 +109,10 @@ __global__ void reference(ReferenceArguments a, Outcome* outcome) {
       }
       sum *= a.scale;
       f *= float(a.scale);
-      if (isnan(sum)) top = sum; else if (!isnan(top)) top = fmax(top, sum);
+      if (isnan(sum))
+        top = sum;
+      else if (!isnan(top))
+        top = fmax(top, sum);
     }
     scores[j] = sum;
     plain[j] = f;
@@ -159,7 +168,9 @@ struct Tensor {
   ForwardStrides stride;
   std::vector<uint16_t> host;
   int64_t b, s, h, d;
-  int64_t at(int64_t i, int64_t j, int64_t k) const { return i * stride.b + j * stride.s + k * stride.h; }
+  int64_t at(int64_t i, int64_t j, int64_t k) const {
+    return i * stride.b + j * stride.s + k * stride.h;
+  }
 };
 
 static uint16_t encode(ForwardType type, float x) {
@@ -174,7 +185,8 @@ static uint16_t encode(ForwardType type, float x) {
 }
 
 // Rows apart by `pad` elements more than needed, heads before or after tokens in memory.
-static Tensor make_tensor(int64_t b, int64_t s, int64_t h, int64_t d, bool strided, bool heads_first) {
+static Tensor make_tensor(int64_t b, int64_t s, int64_t h, int64_t d, bool strided,
+                          bool heads_first) {
   Tensor t;
   t.b = b, t.s = s, t.h = h, t.d = d;
   const int64_t row = d + (strided ? 8 : 0);
@@ -188,7 +200,9 @@ static Tensor make_tensor(int64_t b, int64_t s, int64_t h, int64_t d, bool strid
   CHECK(cudaMalloc(&t.data, t.host.size() * 2));
   return t;
 }
-static void upload(Tensor& t) { CHECK(cudaMemcpy(t.data, t.host.data(), t.host.size() * 2, cudaMemcpyHostToDevice)); }
+static void upload(Tensor& t) {
+  CHECK(cudaMemcpy(t.data, t.host.data(), t.host.size() * 2, cudaMemcpyHostToDevice));
+}
 
 static float value(unsigned long long packed) {
   const uint32_t bits = uint32_t(packed >> 32);
@@ -203,7 +217,8 @@ static bool run_case(const Case& c, unsigned seed) {
   std::vector<int> cu_q{0}, cu_k{0};
   for (int n : c.q_lengths) cu_q.push_back(cu_q.back() + n);
   for (int n : c.k_lengths) cu_k.push_back(cu_k.back() + n);
-  const int64_t rows_q = varlen ? cu_q.back() + 5 : c.s_q, rows_k = varlen ? cu_k.back() + 5 : c.s_k;
+  const int64_t rows_q = varlen ? cu_q.back() + 5 : c.s_q,
+                rows_k = varlen ? cu_k.back() + 5 : c.s_k;
   const int64_t tb = varlen ? 1 : c.b;
   Tensor q = make_tensor(tb, rows_q, c.h_q, c.d_qk, c.strided, false);
   Tensor k = make_tensor(tb, rows_k, c.h_k, c.d_qk, c.strided, c.strided);
@@ -231,9 +246,11 @@ static bool run_case(const Case& c, unsigned seed) {
       for (int j = 0; j < len_k; ++j) {
         float along = 0;  // score = along * d / sqrt(d)
         const float unit = 1.0f / std::sqrt(float(c.d_qk));
-        if (c.data == Data::rising) along = 0.35f * j * unit;                       // nats per key
+        if (c.data == Data::rising) along = 0.35f * j * unit;  // nats per key
         if (c.data == Data::spike) along = (j == len_k * 5 / 8 ? 150.0f : 0.0f) * unit;
-        if (c.data == Data::huge_v) along = (j > len_k / 2 ? 38.0f : 0.0f) * unit;  // 2^55 over the first tile: O overflows, l not
+        if (c.data == Data::huge_v)
+          along = (j > len_k / 2 ? 38.0f : 0.0f) *
+                  unit;  // 2^55 over the first tile: O overflows, l not
         for (int e = 0; e < c.d_qk; ++e) {
           float x = normal(random);
           if (c.data == Data::large) x *= 6;
@@ -296,7 +313,8 @@ static bool run_case(const Case& c, unsigned seed) {
     CHECK(cudaMemcpy(lse_second.data(), lse, lse_count * 4, cudaMemcpyDeviceToHost));
     if (run == 0) first = second, lse_first = lse_second;
   }
-  bool repeatable = first == second && !std::memcmp(lse_first.data(), lse_second.data(), lse_count * 4);
+  bool repeatable =
+      first == second && !std::memcmp(lse_first.data(), lse_second.data(), lse_count * 4);
   // Everything outside the described rows keeps its poison.
   std::vector<uint8_t> owned(o.host.size());
   for (int n = 0; n < sequences; ++n)
@@ -307,11 +325,30 @@ static bool run_case(const Case& c, unsigned seed) {
   size_t trampled = 0;
   for (size_t e = 0; e < owned.size(); ++e) trampled += !owned[e] && second[e] != 0xFFFF;
 
-  ReferenceArguments r{q.data, k.data, v.data, o.data, lse, q.stride, k.stride, v.stride, o.stride,
-                       c.h_q, c.h_k, c.s_q, c.s_k, c.d_qk, c.d_v, int(rows_q), a.geometry.cu_seqlens_q,
-                       a.geometry.cu_seqlens_k, a.geometry.k_lengths, sinks,
-                       c.left == kUnbounded ? 1ll << 50 : c.left, c.right == kUnbounded ? 1ll << 50 : c.right,
-                       c.top_left, double(a.score.scale)};
+  ReferenceArguments r{q.data,
+                       k.data,
+                       v.data,
+                       o.data,
+                       lse,
+                       q.stride,
+                       k.stride,
+                       v.stride,
+                       o.stride,
+                       c.h_q,
+                       c.h_k,
+                       c.s_q,
+                       c.s_k,
+                       c.d_qk,
+                       c.d_v,
+                       int(rows_q),
+                       a.geometry.cu_seqlens_q,
+                       a.geometry.cu_seqlens_k,
+                       a.geometry.k_lengths,
+                       sinks,
+                       c.left == kUnbounded ? 1ll << 50 : c.left,
+                       c.right == kUnbounded ? 1ll << 50 : c.right,
+                       c.top_left,
+                       double(a.score.scale)};
   Outcome* outcome;
   CHECK(cudaMalloc(&outcome, sizeof(Outcome)));
   CHECK(cudaMemset(outcome, 0, sizeof(Outcome)));
@@ -327,15 +364,18 @@ static bool run_case(const Case& c, unsigned seed) {
   const float lse_bound = 16 * 0x1p-23f;
   const bool good = repeatable && !trampled && !got.wrong_special && value(got.worst) <= bound &&
                     value(got.lse) <= lse_bound;
-  std::printf("%s %-44s err %.2e bound %.2e (%.2f) lse %.1e/%.1e bias %.1e of %.1e%s%s%s", good ? "ok  " : "FAIL",
-              c.name.c_str(), value(got.worst), bound, value(got.worst) / bound, value(got.lse), lse_bound, got.bias,
-              got.absolute, repeatable ? "" : " NOT REPEATABLE", trampled ? " WROTE OUTSIDE" : "",
+  std::printf("%s %-44s err %.2e bound %.2e (%.2f) lse %.1e/%.1e bias %.1e of %.1e%s%s%s",
+              good ? "ok  " : "FAIL", c.name.c_str(), value(got.worst), bound,
+              value(got.worst) / bound, value(got.lse), lse_bound, got.bias, got.absolute,
+              repeatable ? "" : " NOT REPEATABLE", trampled ? " WROTE OUTSIDE" : "",
               got.wrong_special ? " NAN/INF MISMATCH" : "");
-  if (got.wrong_special) std::printf(" o %llu lse %llu", got.wrong_special & 0xffffffffu, got.wrong_special >> 32);
+  if (got.wrong_special)
+    std::printf(" o %llu lse %llu", got.wrong_special & 0xffffffffu, got.wrong_special >> 32);
   if (!good) std::printf(" worst row %u", unsigned(got.worst));
   std::printf("\n");
-  for (void* x : {q.data, k.data, v.data, o.data, (void*)lse, (void*)sinks, (void*)a.geometry.cu_seqlens_q,
-                  (void*)a.geometry.cu_seqlens_k, (void*)a.geometry.k_lengths, (void*)outcome, a.workspace})
+  for (void* x :
+       {q.data, k.data, v.data, o.data, (void*)lse, (void*)sinks, (void*)a.geometry.cu_seqlens_q,
+        (void*)a.geometry.cu_seqlens_k, (void*)a.geometry.k_lengths, (void*)outcome, a.workspace})
     if (x) CHECK(cudaFree(x));
   return good;
 }

@@ -8,6 +8,7 @@ an asm statement. So the text is generated into the build folder; nothing genera
 wgmma_ss<Element, TransposeB>: A and B in shared memory. wgmma_rs: A in registers.
 accumulate = 0 overwrites the accumulator. A is K-major; TransposeB = 1 says B is MN-major.
 """
+
 import sys
 
 
@@ -18,19 +19,22 @@ def function(n: int, ptx_type: str, element: str, a_in_registers: bool) -> str:
     if a_in_registers:
         a = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
         a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4))
-        used, parameter, name, negate = 4, "const uint32_t (&a)[4]", "wgmma_rs", "1, 1"
+        used, parameter, name = 4, "const uint32_t (&a)[4]", "wgmma_rs"
         transpose = "%{t}"
     else:
-        a, a_inputs, used, parameter, name, negate = f"%{count}", '"l"(a)', 1, "uint64_t a", "wgmma_ss", "1, 1"
+        a, a_inputs = f"%{count}", '"l"(a)'
+        used, parameter, name = 1, "uint64_t a", "wgmma_ss"
         transpose = "0, %{t}"
     b, accumulate, flag = count + used, count + used + 1, count + used + 2
     return (
         f"template <class Element, int TransposeB>\n"
         f"  requires std::is_same_v<Element, {element}>\n"
-        f"__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, uint64_t b, int accumulate) {{\n"
+        f"__device__ __forceinline__ void {name}(float (&d)[{count}], {parameter}, uint64_t b,\n"
+        f"    int accumulate) {{\n"
         f'  asm volatile("{{.reg .pred p; setp.ne.b32 p, %{accumulate}, 0;"\n'
-        f'               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx_type}.{ptx_type} {{{accumulators}}}, "\n'
-        f'               "{a}, %{b}, p, {negate}, {transpose.format(t=flag)};}}"\n'
+        f'               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{ptx_type}.{ptx_type} "\n'
+        f'               "{{{accumulators}}}, "\n'
+        f'               "{a}, %{b}, p, 1, 1, {transpose.format(t=flag)};}}"\n'
         f'               : {outputs} : {a_inputs}, "l"(b), "r"(accumulate), "n"(TransposeB));\n}}\n'
     )
 

@@ -1,7 +1,7 @@
-// Warpgroup matrix multiply (sm_90a): d[64, N] (+)= a[64, 16] · b[16, N], f32 accumulators in registers.
-// A group is: wgmma_fence, any number of wgmma, wgmma_commit; wgmma_wait<n> leaves n groups in flight.
-// Registers of a group in flight must not be touched. The compiler does not know when they are
-// written, so hold_registers after the wait keeps every use of them behind it.
+// Warpgroup matrix multiply (sm_90a): d[64, N] (+)= a[64, 16] · b[16, N], f32 accumulators in
+// registers. A group is: wgmma_fence, any number of wgmma, wgmma_commit; wgmma_wait<n> leaves n
+// groups in flight. Registers of a group in flight must not be touched. The compiler does not know
+// when they are written, so hold_registers after the wait keeps every use of them behind it.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -27,10 +27,10 @@ struct ForwardGeometry {
   ForwardType type = ForwardType::bf16;
   int64_t b = 0, s_q = 0, s_k = 0;  // varlen: the longest lengths
   int64_t h_q = 0, h_k = 0, d_qk = 0, d_v = 0;
-  int64_t total_q = 0, total_k = 0;        // varlen only
-  const int32_t* cu_seqlens_q = nullptr;   // device, [b + 1]; null: dense
-  const int32_t* cu_seqlens_k = nullptr;   // device, [b + 1]
-  const int32_t* k_lengths = nullptr;      // device, [b]: keys used of each sequence; null: all
+  int64_t total_q = 0, total_k = 0;       // varlen only
+  const int32_t* cu_seqlens_q = nullptr;  // device, [b + 1]; null: dense
+  const int32_t* cu_seqlens_k = nullptr;  // device, [b + 1]
+  const int32_t* k_lengths = nullptr;     // device, [b]: keys used of each sequence; null: all
 };
 
 inline constexpr int64_t kUnbounded = INT64_MAX;
@@ -53,10 +53,10 @@ struct ForwardArguments {
   ForwardGeometry geometry;
   ForwardMask mask;
   ForwardScore score;
-  void* workspace = nullptr;  // forward_workspace_bytes, 256-byte aligned, any content
+  void* workspace = nullptr;   // forward_workspace_bytes, 256-byte aligned, any content
   int disabled_fast_path = 0;  // tests: 1 = always the true running maximum
   int no_short_shapes = 0;     // tests: 1 = the shapes for long sequences also for short ones
-  int tile_order = 0;          // tests: 0 = as the schedule decides, 2 = from a counter in the workspace
+  int tile_order = 0;  // tests: 0 = as the schedule decides, 2 = from a counter in the workspace
 };
 
 struct ForwardStatus {
@@ -67,8 +67,8 @@ struct ForwardStatus {
 
 size_t forward_workspace_bytes(const ForwardArguments& arguments);
 
-// Enqueues the forward pass on `stream`: no allocation, no synchronisation. After a status other than
-// ok nothing has been launched (a cuda_error of the launch itself excepted).
+// Enqueues the forward pass on `stream`: no allocation, no synchronisation. After a status other
+// than ok nothing has been launched (a cuda_error of the launch itself excepted).
 ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream);
 
 }  // namespace abacist::cuda::sm90

@@ -13,39 +13,45 @@ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 struct ForwardTile {
   int d_qk;
   int d_v;
-  int groups;         // consumer warpgroups
-  int keys;           // keys per tile
-  int stages;         // K stages and, separately, V stages in shared memory
-  bool q_registers;   // Q fragments live in registers, so that Q's buffer is free early
-  int q_stages;       // Q buffers. One and not in registers: query tiles are not chained (kernel.cuh)
-  int longest;        // chosen for lengths up to this; 0: any
+  int groups;        // consumer warpgroups
+  int keys;          // keys per tile
+  int stages;        // K stages and, separately, V stages in shared memory
+  bool q_registers;  // Q fragments live in registers, so that Q's buffer is free early
+  int q_stages;  // Q buffers. One and not in registers: query tiles are not chained (kernel.cuh)
+  int longest;   // chosen for lengths up to this; 0: any
 
   constexpr int rows() const { return groups * 64; }
   constexpr bool chained() const { return q_registers || q_stages > 1; }
-  // The epilogue of a tile runs under the second Q K^T of the next; three groups lack the registers.
+  // The epilogue of a tile runs under the second Q K^T of the next; three groups lack the
+  // registers.
   constexpr bool late_epilogue() const { return chained() && groups == 2; }
   constexpr int threads() const { return groups * 128 + 128; }
   constexpr int qk_panels() const { return ceil_div(d_qk, 64); }
   constexpr int v_panels() const { return ceil_div(d_v, 64); }
   constexpr int q_bytes() const { return rows() * qk_panels() * 128; }
   constexpr int k_bytes() const { return keys * qk_panels() * 128; }
-  constexpr bool staged_output() const { return chained(); }  // O goes through shared memory of its own
+  constexpr bool staged_output() const {
+    return chained();
+  }  // O goes through shared memory of its own
   constexpr int o_bytes() const { return staged_output() ? rows() * v_panels() * 128 : 0; }
   constexpr int v_bytes() const { return keys * v_panels() * 128; }
-  // Registers after setmaxnreg: the sum over warpgroups is at most 512. With 32 the producer of wide
-  // tiles spills.
+  // Registers after setmaxnreg: the sum over warpgroups is at most 512. With 32 the producer of
+  // wide tiles spills.
   constexpr int consumer_registers() const { return groups == 3 ? 152 : 232; }
   constexpr int producer_registers() const { return groups == 3 ? 56 : 40; }
 };
 
-// Figures: one H200, TFLOP/s sustained, see docs/kernels/sm90-forward.md. The first that fits is taken.
+// Figures: one H200, TFLOP/s sustained, see docs/kernels/sm90-forward.md. The first that fits is
+// taken.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // 128 x 128 fits short lengths without waste: s 512 full 321 -> 371, causal 211 -> 235; s 16k 580 -> 532.
+    // 128 x 128 fits short lengths without waste: s 512 full 321 -> 371, causal 211 -> 235; s 16k
+    // 580 -> 532.
     {64, 64, 2, 128, 2, true, 1, 1024},
     // d 64 is bound by exp and issue slots: three groups hide more softmax. 128 keys spill.
     {64, 64, 3, 96, 2, true, 1, 0},
     {96, 96, 2, 128, 2, true, 1, 0},
-    // Q in registers: free early, and one read of shared memory less per score. 144 keys: 733 against 745.
+    // Q in registers: free early, and one read of shared memory less per score. 144 keys: 733
+    // against 745.
     {128, 128, 2, 128, 2, true, 1, 0},
     {192, 128, 2, 112, 2, true, 1, 0},
     {192, 192, 2, 96, 2, false, 1, 0},

@@ -8,7 +8,8 @@ namespace abacist::cuda::sm90 {
 template <int Shape, class Element>
 ForwardInstance make_forward_instance() {
   constexpr ForwardTile Tile = kForwardTiles[Shape];
-  return {std::is_same_v<Element, __half> ? ForwardType::f16 : ForwardType::bf16, Tile, sizeof(SharedStorage<Tile>),
+  return {std::is_same_v<Element, __half> ? ForwardType::f16 : ForwardType::bf16, Tile,
+          sizeof(SharedStorage<Tile>),
           reinterpret_cast<const void*>(&forward_kernel<Shape, Element>)};
 }
 

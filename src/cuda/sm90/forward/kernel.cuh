@@ -1,28 +1,33 @@
 // Exact attention, forward, Hopper (sm_90a).
 //
-//   O = softmax(scale Q K^T + mask) V,  LSE = logsumexp      (FlashAttention-3, section 3, algorithm 2;
-//   with the maximum frozen after the first key tile, softmax.cuh)
+//   O = softmax(scale Q K^T + mask) V,  LSE = logsumexp      (FlashAttention-3, section 3,
+//   algorithm 2; with the maximum frozen after the first key tile, softmax.cuh)
 //
-// What a block computes. Persistent: one block per SM takes query tiles of 64 * groups rows of one head
-// until none is left (schedule.cuh), walking the visible key tiles from the first key upwards.
+// What a block computes. Persistent: one block per SM takes query tiles of 64 * groups rows of one
+// head until none is left (schedule.cuh), walking the visible key tiles from the first key upwards.
 //
 // Warp roles.
-//   warpgroup 0 .. groups-1   64 query rows each: S = Q K^T (wgmma), softmax, O += P V (wgmma), P in registers
-//   warpgroup groups          one thread: decides the next tile, loads Q, K, V by TMA; the rest idle
-// Two overlaps: P V of the last tile is in flight during this tile's softmax; and warpgroups take turns
-// in issuing GEMMs (named barriers), so that one's softmax runs under another's GEMMs. Without the
-// turns the clock falls and a third of the speed is lost (main loop alone: 733 -> 550 TFLOP/s, d 128).
+//   warpgroup 0 .. groups-1   64 query rows each: S = Q K^T (wgmma), softmax, O += P V (wgmma), P
+//   in registers warpgroup groups          one thread: decides the next tile, loads Q, K, V by TMA;
+//   the rest idle
+// Two overlaps: P V of the last tile is in flight during this tile's softmax; and warpgroups take
+// turns in issuing GEMMs (named barriers), so that one's softmax runs under another's GEMMs.
+// Without the turns the clock falls and a third of the speed is lost (main loop alone: 733 -> 550
+// TFLOP/s, d 128).
 //
-// Shared memory (SharedStorage): Q [rows, d_qk], K [stages][keys, d_qk], V [stages][keys, d_v], all in
-// 128-byte swizzled panels of 64 columns (tile/descriptor.cuh); works[8], redo[8], barriers.
+// Shared memory (SharedStorage): Q [rows, d_qk], K [stages][keys, d_qk], V [stages][keys, d_v], all
+// in 128-byte swizzled panels of 64 columns (tile/descriptor.cuh); works[8], redo[8], barriers.
 //
 // Barriers.
 //   q, k, v ring full[]   TMA bytes (q: and works[])   consumers wait
-//   q, k, v ring empty[]  one arrival per consumer warp   the producer waits; q's answer to a flush also
+//   q, k, v ring empty[]  one arrival per consumer warp   the producer waits; q's answer to a flush
+//   also
 //                         says that all tiles are stored and all redo[] flags are set
-//   named 1 + g           turn of warpgroup g to issue GEMMs        named 8 + g   V tail of warpgroup g zeroed
+//   named 1 + g           turn of warpgroup g to issue GEMMs        named 8 + g   V tail of
+//   warpgroup g zeroed
 //
-// Bytes per query tile and visible key tile: (d_qk + d_v) * 2 * keys from L2. FLOPs: 2 * rows * keys * (d_qk + d_v).
+// Bytes per query tile and visible key tile: (d_qk + d_v) * 2 * keys from L2. FLOPs: 2 * rows *
+// keys * (d_qk + d_v).
 #pragma once
 #include <cuda/ptx>
 
@@ -43,7 +48,8 @@ namespace abacist::cuda::sm90 {
 
 inline constexpr int kWorkSlots = 8;  // a power of two above kRedoDelay
 
-// When q_empty of message i - 2 has been waited for, message i - 4 is finished and its verdict final.
+// When q_empty of message i - 2 has been waited for, message i - 4 is finished and its verdict
+// final.
 inline constexpr int kRedoDelay = 4;
 
 template <ForwardTile Tile>
@@ -59,8 +65,8 @@ struct SharedStorage {
 };
 
 template <int Panels>
-__device__ __forceinline__ void load_panels(char* to, const CUtensorMap& map, int panel_bytes, int row, int head,
-                                            int batch, uint64_t* full) {
+__device__ __forceinline__ void load_panels(char* to, const CUtensorMap& map, int panel_bytes,
+                                            int row, int head, int batch, uint64_t* full) {
 #pragma unroll
   for (int panel = 0; panel < Panels; ++panel) {
     const int32_t at[4] = {panel * tile::kPanelColumns, row, head, batch};
@@ -69,30 +75,31 @@ __device__ __forceinline__ void load_panels(char* to, const CUtensorMap& map, in
   }
 }
 
-// The producer thread. Every message to the consumers is a Work in works[] and a fill of the Q ring.
+// The producer thread. Every message to the consumers is a Work in works[] and a fill of the Q
+// ring.
 template <ForwardTile Tile>
 __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Tile>& shared) {
   tile::RingPosition<Tile.q_stages> q_at;
   tile::RingPosition<Tile.stages> k_at, v_at;
   TileOrder order;
 
-  int issued = 0;       // messages sent
+  int issued = 0;        // messages sent
   bool flushed = false;  // the last message was a flush and no redo came of it
 
-  // K and V are two streams of tiles. V runs one tile behind K, also across query tiles: the next query
-  // tile's first K is requested before this one's last V, whose buffer becomes free later.
+  // K and V are two streams of tiles. V runs one tile behind K, also across query tiles: the next
+  // query tile's first K is requested before this one's last V, whose buffer becomes free later.
   int k_row = 0, v_row = 0, kv_head = 0, kv_batch = 0, v_head = 0, v_batch = 0, tiles = 0;
   auto load_k = [&] {
     shared.k_ring.begin_fill(k_at, Tile.k_bytes());
-    load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, k_row, kv_head, kv_batch,
-                                  &shared.k_ring.full[k_at.stage]);
+    load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, k_row, kv_head,
+                                  kv_batch, &shared.k_ring.full[k_at.stage]);
     k_at.advance();
     k_row += Tile.keys;
   };
   auto load_v = [&] {
     shared.v_ring.begin_fill(v_at, Tile.v_bytes());
-    load_panels<Tile.v_panels()>(shared.v[v_at.stage], p.v_map, Tile.keys * 128, v_row, v_head, v_batch,
-                                 &shared.v_ring.full[v_at.stage]);
+    load_panels<Tile.v_panels()>(shared.v[v_at.stage], p.v_map, Tile.keys * 128, v_row, v_head,
+                                 v_batch, &shared.v_ring.full[v_at.stage]);
     v_at.advance();
     v_row += Tile.keys;
   };
@@ -107,13 +114,14 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     }
     return -1;
   };
-  // Writes the next message into its slot of works[], field by field: a Work in registers would spill.
+  // Writes the next message into its slot of works[], field by field: a Work in registers would
+  // spill.
   auto select = [&] {
     Work& w = shared.works[issued % kWorkSlots];
     int again = take_redo(issued - kRedoDelay, issued - kRedoDelay + 1);
     if (again < 0 && flushed) {
-      // Once all consumers have answered the flush, every verdict is final. Its stage of the Q ring is
-      // the one before q_at.
+      // Once all consumers have answered the flush, every verdict is final. Its stage of the Q ring
+      // is the one before q_at.
       static_assert(Tile.q_stages == 1);
       tile::wait_barrier(&shared.q_ring.empty[0], q_at.parity ^ 1);
       again = take_redo(issued - kRedoDelay, issued);
@@ -121,7 +129,8 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     } else if (again < 0) {
       int all_head, index;
       bool found = false;
-      while (!found && order.take(p, all_head, index)) found = describe_tile<Tile>(p, all_head, index, w);
+      while (!found && order.take(p, all_head, index))
+        found = describe_tile<Tile>(p, all_head, index, w);
       if (!found) w.mode = Work::flush;
     }
     if (again >= 0) {
@@ -155,8 +164,9 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     if (w.begin < w.end) {
       shared.q_ring.begin_fill(q_at, Tile.q_bytes());
       for (int group = 0; group < Tile.groups; ++group) {
-        load_panels<Tile.qk_panels()>(shared.q[q_at.stage] + group * 64 * Tile.qk_panels() * 128, p.q_map, 64 * 128,
-                                      w.q_offset + w.row0 + group * 64, w.head, p.cu_seqlens_q ? 0 : w.batch,
+        load_panels<Tile.qk_panels()>(shared.q[q_at.stage] + group * 64 * Tile.qk_panels() * 128,
+                                      p.q_map, 64 * 128, w.q_offset + w.row0 + group * 64, w.head,
+                                      p.cu_seqlens_q ? 0 : w.batch,
                                       &shared.q_ring.full[q_at.stage]);
       }
     } else {
@@ -168,8 +178,8 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
 
   select();
   if constexpr (Tile.q_registers) {
-    // Q's buffer is free as soon as the consumers have started on a tile: the next tile is chosen and
-    // its Q requested a whole tile ahead, so that its latency is never seen.
+    // Q's buffer is free as soon as the consumers have started on a tile: the next tile is chosen
+    // and its Q requested a whole tile ahead, so that its latency is never seen.
     send();
     for (;;) {
       const Work& w = shared.works[(issued - 1) % kWorkSlots];
@@ -205,40 +215,48 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   }
 }
 
-// The same in all lanes, and the compiler knows it: what steers loops around wgmma must be uniform, else
-// ring positions and descriptors live in ordinary registers and every wgmma waits for their transfer.
+// The same in all lanes, and the compiler knows it: what steers loops around wgmma must be uniform,
+// else ring positions and descriptors live in ordinary registers and every wgmma waits for their
+// transfer.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-// One consumer warpgroup. With chained tiles, the last P V of a query tile and its epilogue are left
-// pending until the next tile's first Q K^T has been issued: the tensor cores do not drain in between.
+// One consumer warpgroup. With chained tiles, the last P V of a query tile and its epilogue are
+// left pending until the next tile's first Q K^T has been issued: the tensor cores do not drain in
+// between.
 template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Tile>& shared) {
   constexpr int kKeys = Tile.keys;
   const int group = uniform(threadIdx.x / 128);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  const uint32_t q_address = __cvta_generic_to_shared(shared.q[0]) + group * 64 * Tile.qk_panels() * 128;
+  const uint32_t q_address =
+      __cvta_generic_to_shared(shared.q[0]) + group * 64 * Tile.qk_panels() * 128;
   const tile::Descriptor q_base(q_address);
   const tile::Descriptor k_base(uint32_t(__cvta_generic_to_shared(shared.k[0])));
   const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
   const float scale_log2 = p.scale_log2;
   char* const staging = shared.o + (group * 4 + warp) * (Tile.o_bytes() / (Tile.groups * 4));
 
-  float s[kKeys / 2];                                   // [64, keys] over the warpgroup
-  float o[Tile.d_v / 2];                                // [64, d_v]
-  uint32_t probability[kKeys / 16][4] = {};             // P as A fragments
+  float s[kKeys / 2];                        // [64, keys] over the warpgroup
+  float o[Tile.d_v / 2];                     // [64, d_v]
+  uint32_t probability[kKeys / 16][4] = {};  // P as A fragments
   uint32_t q_fragments[Tile.q_registers ? Tile.d_qk / 16 : 1][4];
   RowState state{};
   tile::RingPosition<Tile.q_stages> q_at;
   int key_tile = 0;  // number of the next K tile; the next V tile is the one before
-  // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the sequence
-  // in its last V (in one register: a second would spill at d 128). -1: none.
+  // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the
+  // sequence in its last V (in one register: a second would spill at d 128). -1: none.
   int pending = -1;
-  int o_started = 0;  // 0: the next P V overwrites o (writing zeros would need registers, see late_epilogue)
+  int o_started =
+      0;  // 0: the next P V overwrites o (writing zeros would need registers, see late_epilogue)
 
   static_assert(Tile.stages == 2);
-  auto position = [](int number) { return tile::RingPosition<2>{number & 1, uint32_t(number >> 1 & 1)}; };
+  auto position = [](int number) {
+    return tile::RingPosition<2>{number & 1, uint32_t(number >> 1 & 1)};
+  };
   auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
-  auto next_turn = [&] { ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1)); };
+  auto next_turn = [&] {
+    ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1));
+  };
   auto issue_qk = [&] {
     const uint32_t q = q_at.stage * Tile.q_bytes(), k = (key_tile & 1) * Tile.k_bytes();
     ptx::wgmma_fence();
@@ -253,13 +271,15 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     }
     ptx::wgmma_commit();
   };
-  // accumulate = 0: o starts here (no instruction but wgmma may write o while another group is in flight).
+  // accumulate = 0: o starts here (no instruction but wgmma may write o while another group is in
+  // flight).
   auto issue_pv = [&](int accumulate, int v_tile) {
     const uint32_t v = (v_tile & 1) * Tile.v_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      ptx::wgmma_rs<Element, 1>(o, probability[step], v_base.at(v + tile::mn_major_step_bytes(step)),
+      ptx::wgmma_rs<Element, 1>(o, probability[step],
+                                v_base.at(v + tile::mn_major_step_bytes(step)),
                                 step == 0 ? accumulate : 1);
     }
     ptx::wgmma_commit();
@@ -268,7 +288,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) probability[i][j] = ptx::pack<Element>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+      for (int j = 0; j < 4; ++j)
+        probability[i][j] = ptx::pack<Element>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
     }
   };
   // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
@@ -281,7 +302,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
       const int r = valid + i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
-      *reinterpret_cast<uint4*>(v + (chunk / 8) * kKeys * 128 + r * 128 + (chunk % 8) * 16) = uint4{};
+      *reinterpret_cast<uint4*>(v + (chunk / 8) * kKeys * 128 + r * 128 + (chunk % 8) * 16) =
+          uint4{};
     }
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
     ptx::named_barrier_sync<128>(8 + group);
@@ -294,7 +316,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   auto store_pending = [&](int slot, const RowEnds& ends) {
     const Work w = shared.works[slot];
     const bool redo = store_rows<Tile, Element>(p, w, group, lane, o, ends, staging);
-    if (__any_sync(0xffffffffu, redo) && lane == 0) *static_cast<volatile int*>(&shared.redo[slot]) = 1;
+    if (__any_sync(0xffffffffu, redo) && lane == 0)
+      *static_cast<volatile int*>(&shared.redo[slot]) = 1;
   };
   auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
     wait_last_v();
@@ -326,7 +349,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
         if (pending >= 0) drain();
       }
       if (mode == Work::stop) break;
-      if (mode < Work::flush) write_empty_rows<Tile, Element>(p, w, group, lane, staging);  // no row sees a key
+      if (mode < Work::flush)
+        write_empty_rows<Tile, Element>(p, w, group, lane, staging);  // no row sees a key
       release_q();
       continue;
     }
@@ -334,7 +358,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 #pragma unroll
       for (int step = 0; step < Tile.d_qk / 16; ++step) {
         const int r = warp * 16 + lane % 16, chunk = step * 2 + lane / 16;
-        ptx::ldmatrix_x4(q_fragments[step], q_address + q_at.stage * Tile.q_bytes() + (chunk / 8) * 8192 + r * 128 +
+        ptx::ldmatrix_x4(q_fragments[step], q_address + q_at.stage * Tile.q_bytes() +
+                                                (chunk / 8) * 8192 + r * 128 +
                                                 ((chunk % 8) ^ (r % 8)) * 16);
       }
       release_q();
@@ -343,15 +368,18 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if (n >= w.full_begin && n < w.full_end) return;
       const MaskRule rule(p, w);
       const int column0 = n * kKeys + 2 * (lane % 4);
-      if (n < w.full_begin) mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
-      if (n >= w.full_end) mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
+      if (n < w.full_begin)
+        mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
+      if (n >= w.full_end)
+        mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
     };
     auto end_qk = [&](int n) {
       ptx::hold_registers(s);
       shared.k_ring.release(position(key_tile));
       ++key_tile;
       if constexpr (!Tile.q_registers) {
-        if (n + 1 == end) release_q();  // the next tile's Q takes its place while this one's softmax runs
+        if (n + 1 == end)
+          release_q();  // the next tile's Q takes its place while this one's softmax runs
       }
     };
 
@@ -382,8 +410,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       pack_probability();
     };
 
-    // First key tile. Chained: over the last P V of the query tile before (or over a P V of nothing, whose
-    // result is dropped). That tile's epilogue then runs under the second Q K^T.
+    // First key tile. Chained: over the last P V of the query tile before (or over a P V of
+    // nothing, whose result is dropped). That tile's epilogue then runs under the second Q K^T.
     float unused0, unused1;
     int n = begin + 1;
     shared.k_ring.wait_full(position(key_tile));
@@ -411,7 +439,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
         issue_qk();
         next_turn();
         if (finished >= 0) store_pending(finished % kWorkSlots, ends);
-        // Drained before P V is issued: within one stage ptxas would want a second set of registers for o.
+        // Drained before P V is issued: within one stage ptxas would want a second set of registers
+        // for o.
         ptx::wgmma_wait<0>();
         end_qk(n);
         shared.v_ring.wait_full(position(key_tile - 2));

@@ -20,8 +20,8 @@ EncodeTiled find_encode_tiled() {
   static const EncodeTiled encode = [] {
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) !=
-            cudaSuccess ||
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                         &found) != cudaSuccess ||
         found != cudaDriverEntryPointSuccess) {
       entry = nullptr;
     }
@@ -31,37 +31,46 @@ EncodeTiled find_encode_tiled() {
 }
 
 // (d, s, h, b) with a box of 64 columns x rows. An axis of length 1 or 0 gets a stride TMA accepts.
-bool encode_map(CUtensorMap& map, ForwardType type, const void* base, int64_t d, int64_t s, int64_t h, int64_t b,
-                const ForwardStrides& stride, int rows) {
+bool encode_map(CUtensorMap& map, ForwardType type, const void* base, int64_t d, int64_t s,
+                int64_t h, int64_t b, const ForwardStrides& stride, int rows) {
   const auto bytes = [](int64_t extent, int64_t elements) {
     return cuuint64_t(extent > 1 ? elements * 2 : 16);
   };
-  const cuuint64_t sizes[4] = {cuuint64_t(std::max<int64_t>(d, 1)), cuuint64_t(std::max<int64_t>(s, 1)),
-                               cuuint64_t(std::max<int64_t>(h, 1)), cuuint64_t(std::max<int64_t>(b, 1))};
+  const cuuint64_t sizes[4] = {
+      cuuint64_t(std::max<int64_t>(d, 1)), cuuint64_t(std::max<int64_t>(s, 1)),
+      cuuint64_t(std::max<int64_t>(h, 1)), cuuint64_t(std::max<int64_t>(b, 1))};
   const cuuint64_t strides[3] = {bytes(s, stride.s), bytes(h, stride.h), bytes(b, stride.b)};
   const cuuint32_t box[4] = {64, cuuint32_t(rows), 1, 1}, step[4] = {1, 1, 1, 1};
-  return find_encode_tiled()(
-             &map, type == ForwardType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-             const_cast<void*>(base), sizes, strides, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return find_encode_tiled()(&map,
+                             type == ForwardType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                      : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                             4, const_cast<void*>(base), sizes, strides, box, step,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool tma_strides_fit(const void* base, int64_t s, int64_t h, int64_t b, const ForwardStrides& stride) {
+bool tma_strides_fit(const void* base, int64_t s, int64_t h, int64_t b,
+                     const ForwardStrides& stride) {
   const auto fits = [](int64_t extent, int64_t elements) {
     return extent <= 1 || (elements >= 0 && elements % 8 == 0 && elements < (int64_t(1) << 38));
   };
-  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s, stride.s) && fits(h, stride.h) && fits(b, stride.b);
+  return reinterpret_cast<uintptr_t>(base) % 16 == 0 && fits(s, stride.s) && fits(h, stride.h) &&
+         fits(b, stride.b);
 }
 
-ForwardStatus refuse(const char* reason) { return {ForwardStatus::unsupported, reason, cudaSuccess}; }
+ForwardStatus refuse(const char* reason) {
+  return {ForwardStatus::unsupported, reason, cudaSuccess};
+}
 
 const ForwardInstance* find_instance(const ForwardGeometry& g, bool short_shapes) {
   for (int i = 0; i < kForwardInstanceCount; ++i) {
     const ForwardInstance& candidate = *kForwardInstances[i];
     const ForwardTile& tile = candidate.tile;
-    const bool long_enough = tile.longest == 0 || (short_shapes && std::max(g.s_q, g.s_k) <= tile.longest);
-    if (candidate.type == g.type && g.d_qk <= tile.d_qk && g.d_v <= tile.d_v && long_enough) return &candidate;
+    const bool long_enough =
+        tile.longest == 0 || (short_shapes && std::max(g.s_q, g.s_k) <= tile.longest);
+    if (candidate.type == g.type && g.d_qk <= tile.d_qk && g.d_v <= tile.d_v && long_enough)
+      return &candidate;
   }
   return nullptr;
 }
@@ -75,25 +84,33 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   const ForwardOperands& t = arguments.operands;
   if (g.b == 0 || g.h_q == 0 || g.s_q == 0) return {};
   if (g.b < 0 || g.h_q < 0 || g.h_k < 1 || g.s_q < 0 || g.s_k < 0 || g.h_q % g.h_k != 0) {
-    return {ForwardStatus::invalid, "lengths must not be negative and h_q a multiple of h_k", cudaSuccess};
+    return {ForwardStatus::invalid, "lengths must not be negative and h_q a multiple of h_k",
+            cudaSuccess};
   }
   constexpr int64_t kLongest = int64_t(1) << 28;
-  if (g.s_q > kLongest || g.s_k > kLongest || g.total_q > kLongest * 4 || g.total_k > kLongest * 4) {
+  if (g.s_q > kLongest || g.s_k > kLongest || g.total_q > kLongest * 4 ||
+      g.total_k > kLongest * 4) {
     return refuse("sequences longer than 2^28 tokens, or more than 2^30 in all");
   }
-  if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8) return refuse("head dimensions must be multiples of 8");
+  if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8)
+    return refuse("head dimensions must be multiples of 8");
   const ForwardInstance* instance = find_instance(g, !arguments.no_short_shapes);
   if (!instance) return refuse("no kernel for this head dimension and type");
   const bool varlen_q = g.cu_seqlens_q, varlen_k = g.cu_seqlens_k;
   const int64_t q_b = varlen_q ? 1 : g.b, q_s = varlen_q ? g.total_q : g.s_q;
   const int64_t k_b = varlen_k ? 1 : g.b, k_s = varlen_k ? g.total_k : g.s_k;
-  if (!tma_strides_fit(t.q, q_s, g.h_q, q_b, t.q_stride) || !tma_strides_fit(t.k, k_s, g.h_k, k_b, t.k_stride) ||
-      !tma_strides_fit(t.v, k_s, g.h_k, k_b, t.v_stride) || !tma_strides_fit(t.o, q_s, g.h_q, q_b, t.o_stride)) {
-    return refuse("pointers must be 16-byte aligned and strides non-negative multiples of 8 elements");
+  if (!tma_strides_fit(t.q, q_s, g.h_q, q_b, t.q_stride) ||
+      !tma_strides_fit(t.k, k_s, g.h_k, k_b, t.k_stride) ||
+      !tma_strides_fit(t.v, k_s, g.h_k, k_b, t.v_stride) ||
+      !tma_strides_fit(t.o, q_s, g.h_q, q_b, t.o_stride)) {
+    return refuse(
+        "pointers must be 16-byte aligned and strides non-negative multiples of 8 elements");
   }
-  if (arguments.score.softcap != 0 || arguments.score.alibi_slopes) return refuse("softcap and ALiBi");
+  if (arguments.score.softcap != 0 || arguments.score.alibi_slopes)
+    return refuse("softcap and ALiBi");
   const ForwardTile& tile = instance->tile;
-  if (!find_encode_tiled()) return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
+  if (!find_encode_tiled())
+    return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
 
   ForwardParams p{};
   if (!encode_map(p.q_map, g.type, t.q, g.d_qk, q_s, g.h_q, q_b, t.q_stride, 64) ||
@@ -141,11 +158,13 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   p.order = uneven ? arguments.tile_order == 2 ? 2 : 1 : 0;
   if (p.order == 2) p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
   const int64_t two_heads = tiles_per_head / 2 * 2 + tiles_per_head % 2;  // units of two heads
-  const int64_t units = p.order == 1 ? (heads / 2) * two_heads + heads % 2 * two_heads : p.tile_count;
+  const int64_t units =
+      p.order == 1 ? (heads / 2) * two_heads + heads % 2 * two_heads : p.tile_count;
 
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  int(instance->shared_bytes));
@@ -153,7 +172,8 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
   if (error == cudaSuccess) {
     void* kernel_arguments[] = {&p};
-    // The prologue may overlap the end of the kernel before it in the stream; reads and writes wait.
+    // The prologue may overlap the end of the kernel before it in the stream; reads and writes
+    // wait.
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;

@@ -27,24 +27,24 @@ struct ForwardParams {
   float softcap_in;        // s -> softcap_out * tanh(softcap_in * s), both 0 without softcap
   float softcap_out;
   int b, h_q, heads_per_kv_head;
-  int s_q, s_k;            // dense lengths, or bounds of the device lengths
-  int total_q, total_k;    // varlen
+  int s_q, s_k;          // dense lengths, or bounds of the device lengths
+  int total_q, total_k;  // varlen
   int d_v;
-  int left, right;         // clamped to +-2^29
+  int left, right;  // clamped to +-2^29
   int top_left;
   int tiles_per_head, tile_count, heads_per_section, order;  // order: TileOrder::Kind
-  int always_online;       // never freeze the maximum (tests, and the redo path)
+  int always_online;  // never freeze the maximum (tests, and the redo path)
 };
 
 // One query tile. Written by the producer to shared memory, read by every consumer thread.
 struct alignas(16) Work {
   enum Mode { normal, redo, flush, stop };  // flush: finish what is pending and report
   int row0, head, batch, mode;
-  int len_q, len_k, q_offset, k_offset;      // offsets: first row of the sequence in its tensor
-  int begin, end;                            // key tiles to visit
-  int full_begin, full_end;                  // those without masked elements
-  int frozen_begin, frozen_end;              // those done with a frozen maximum: full ones, not the first
-  int some_empty;                            // some rows see no key at all
+  int len_q, len_k, q_offset, k_offset;  // offsets: first row of the sequence in its tensor
+  int begin, end;                        // key tiles to visit
+  int full_begin, full_end;              // those without masked elements
+  int frozen_begin, frozen_end;  // those done with a frozen maximum: full ones, not the first
+  int some_empty;                // some rows see no key at all
   int unused;
 };
 static_assert(sizeof(Work) == 64);

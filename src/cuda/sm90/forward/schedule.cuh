@@ -1,10 +1,12 @@
 // Which query tile comes next, and which key tiles it visits. Runs in the one producer thread.
 //
 // plain    tiles of a head, then the next head; block b takes every gridDim.x-th. Full attention.
-// paired   the longest tile of a head together with its shortest, the second longest with the second
+// paired   the longest tile of a head together with its shortest, the second longest with the
+// second
 //          shortest and so on: under a causal mask all pairs cost the same, so dealing them out is
 //          balanced without any counter, and a head's K and V stay in L2.
-// counter  sections of heads whose K and V fit the L2 together; within one, longest tiles first, then by
+// counter  sections of heads whose K and V fit the L2 together; within one, longest tiles first,
+// then by
 //          head. Blocks take tiles from a counter in the workspace, set to 0 before the launch.
 #pragma once
 #include <cuda_runtime.h>
@@ -19,8 +21,8 @@ struct TileOrder {
   bool second = false;  // of a pair
 
   __device__ explicit TileOrder() : next(blockIdx.x) {}
-  // Combined head (batch * h_q + head) and index of the next query tile; false if there is none left.
-  // A head that does not exist (an odd number of heads) has no rows.
+  // Combined head (batch * h_q + head) and index of the next query tile; false if there is none
+  // left. A head that does not exist (an odd number of heads) has no rows.
   __device__ __forceinline__ bool take(const ForwardParams& p, int& all_head, int& index) {
     if (p.order == paired) {
       // Two heads at a time: their pairs, then, for an odd number of tiles, their two middle tiles.
@@ -59,7 +61,8 @@ struct TileOrder {
 
 // Fills `w` for one query tile; false if it has no rows (shorter sequences of a varlen batch).
 template <ForwardTile Tile>
-__device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index, Work& w) {
+__device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index,
+                                              Work& w) {
   w.batch = all_head / p.h_q;
   if (w.batch >= p.b) return false;
   w.head = all_head - w.batch * p.h_q;
@@ -72,11 +75,13 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   // Device lengths are data: whatever they hold, nothing outside the tensors is touched.
   if (p.cu_seqlens_q) {
     w.q_offset = min(max(p.cu_seqlens_q[w.batch], 0), p.total_q);
-    w.len_q = min(max(p.cu_seqlens_q[w.batch + 1] - w.q_offset, 0), min(p.s_q, p.total_q - w.q_offset));
+    w.len_q =
+        min(max(p.cu_seqlens_q[w.batch + 1] - w.q_offset, 0), min(p.s_q, p.total_q - w.q_offset));
   }
   if (p.cu_seqlens_k) {
     w.k_offset = min(max(p.cu_seqlens_k[w.batch], 0), p.total_k);
-    w.len_k = min(max(p.cu_seqlens_k[w.batch + 1] - w.k_offset, 0), min(p.s_k, p.total_k - w.k_offset));
+    w.len_k =
+        min(max(p.cu_seqlens_k[w.batch + 1] - w.k_offset, 0), min(p.s_k, p.total_k - w.k_offset));
   }
   if (p.k_lengths) w.len_k = min(max(p.k_lengths[w.batch], 0), w.len_k);
   if (w.row0 >= w.len_q) return false;
@@ -84,8 +89,10 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   const MaskRule rule(p, w);
   const int last_row = min(w.row0 + Tile.rows(), w.len_q) - 1;
   const int first_key = rule.row_begin(w.row0), end_key = rule.row_end(last_row);
-  // Emptiness starts at one end of the tile: before the first key, or past the last one of a window.
-  w.some_empty = rule.row_end(w.row0) <= rule.row_begin(w.row0) || rule.row_end(last_row) <= rule.row_begin(last_row);
+  // Emptiness starts at one end of the tile: before the first key, or past the last one of a
+  // window.
+  w.some_empty = rule.row_end(w.row0) <= rule.row_begin(w.row0) ||
+                 rule.row_end(last_row) <= rule.row_begin(last_row);
   if (first_key >= end_key) {
     w.begin = w.end = w.full_begin = w.full_end = w.frozen_begin = w.frozen_end = 0;
     return true;
@@ -94,8 +101,8 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   w.end = (end_key + Tile.keys - 1) / Tile.keys;
   w.full_begin = (rule.row_begin(last_row) + Tile.keys - 1) / Tile.keys;
   w.full_end = max(rule.row_end(w.row0), 0) / Tile.keys;
-  // A maximum can be frozen once every row has seen a visible key (softmax.cuh): not in the first tile
-  // visited, nor where the last row only begins.
+  // A maximum can be frozen once every row has seen a visible key (softmax.cuh): not in the first
+  // tile visited, nor where the last row only begins.
   w.frozen_begin = max(w.begin + 1, w.full_begin);
   if (rule.row_begin(last_row) >= w.frozen_begin * Tile.keys) ++w.frozen_begin;
   w.frozen_end = w.mode == Work::redo ? 0 : w.full_end;

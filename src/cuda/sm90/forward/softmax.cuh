@@ -1,16 +1,17 @@
 // Online softmax of one warpgroup's score tile, with and without a maximum per score.
 //
-// Exact for any m as long as nothing overflows:  O = sum_j 2^(x_j - m) v_j / sum_j 2^(x_j - m), with
-// x = scale_log2 s. (Online softmax: Milakov and Gimelshein 2018; FlashAttention, algorithm 1.)
+// Exact for any m as long as nothing overflows:  O = sum_j 2^(x_j - m) v_j / sum_j 2^(x_j - m),
+// with x = scale_log2 s. (Online softmax: Milakov and Gimelshein 2018; FlashAttention,
+// algorithm 1.)
 //
 //   online   m is the true running maximum; O and l are rescaled when it rises. Boundary tiles, the
 //            first tile of a query tile, and everything in a redo.
 //   frozen   m stays what it was, no maximum per score. If a thread's partial row sum passes
 //            kRaiseThreshold, m rises by a whole exponent, so that the rescaling of O, l and this
-//            tile's p is a power of two and exact. If p overflowed before that, or O did, the result
-//            is not finite: the query tile is done again with `online`, once. A row is frozen only
-//            after it has seen a visible key, so m is a real score. O can overflow only while
-//            l > len_k (normalise_rows says why), which is remembered when l is scaled down.
+//            tile's p is a power of two and exact. If p overflowed before that, or O did, the
+//            result is not finite: the query tile is done again with `online`, once. A row is
+//            frozen only after it has seen a visible key, so m is a real score. O can overflow only
+//            while l > len_k (normalise_rows says why), which is remembered when l is scaled down.
 //
 // Measured on the loop alone (one H200): online 630..663, frozen 733..745 TFLOP/s at d 128.
 #pragma once
@@ -53,8 +54,8 @@ __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 // s -> p in place, l and m updated. a0, a1: what O must be multiplied with before this tile's P V.
 // scale_log2 may be negative or zero; s of a masked element is -inf.
 template <int N>
-__device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, float scale_log2, bool first,
-                                               float safe_sum, float& a0, float& a1) {
+__device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, float scale_log2,
+                                               bool first, float safe_sum, float& a0, float& a1) {
   row.suspect = !first && (row.suspect || !(fmaxf(row.l0, row.l1) <= safe_sum));
   if (scale_log2 < 0) {  // uniform; masked elements must stay -inf
 #pragma unroll
@@ -121,10 +122,12 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }
 
-// The rare branch after softmax_frozen: rescales this tile's p, l and m of the rows that need it; O must
-// then be multiplied with f0, f1. Rows that need nothing get 1, so a row's bits depend on it alone.
+// The rare branch after softmax_frozen: rescales this tile's p, l and m of the rows that need it; O
+// must then be multiplied with f0, f1. Rows that need nothing get 1, so a row's bits depend on it
+// alone.
 template <class Element, int N>
-__device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t0, float t1, float& f0, float& f1) {
+__device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t0, float t1,
+                                           float& f0, float& f1) {
   const int e0 = raise_exponent<Element>(t0), e1 = raise_exponent<Element>(t1);
   f0 = power_of_two(-e0);
   f1 = power_of_two(-e1);
@@ -136,8 +139,8 @@ __device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t
   scale_rows(s, f0, f1);
 }
 
-// Elements outside [begin, end) of their row become -inf. Columns relative to the tile's first key, less
-// 2 * (lane % 4). Two loops, because most boundary tiles are cut on one side only.
+// Elements outside [begin, end) of their row become -inf. Columns relative to the tile's first key,
+// less 2 * (lane % 4). Two loops, because most boundary tiles are cut on one side only.
 template <int N>
 __device__ __forceinline__ void mask_before(float (&s)[N], int begin0, int begin1) {
 #pragma unroll
