@@ -83,6 +83,15 @@ void add_scaled(float* to, float factor, const float* from, std::int64_t d) {
   for (std::int64_t e = 0; e < d; ++e) to[e] += factor * from[e];
 }
 
+/// Calls body(first, last) for runs of keys, each of which is summed before it is added: one chain
+/// of a million float additions would be a poor yardstick.
+void by_runs(const KeyRange& keys, const auto& body) {
+  constexpr std::int64_t kRun = 128;
+  for (std::int64_t first = keys.begin; first < keys.end; first += kRun) {
+    body(first, std::min(first + kRun, keys.end));
+  }
+}
+
 class PlainRun {
  public:
   explicit PlainRun(const PlainProblem& problem)
@@ -106,6 +115,7 @@ class PlainRun {
     o_.resize(static_cast<std::size_t>(b_ * rows_ * h_q_ * d_v_));
     lse_.resize(static_cast<std::size_t>(b_ * h_q_ * rows_));
     size_.resize(lse_.size());
+    ds_size_.resize(lse_.size());
     if (p_.d_o == nullptr) return;
     d_o_ = floats(*p_.d_o);
     d_lse_ = floats(*p_.d_lse);
@@ -134,8 +144,13 @@ class PlainRun {
         }
       }
     });
-    return {rounded(o_, p_.o_dtype), rounded(lse_, DType::f32), rounded(dq_, dtype_),
-            rounded(dk_, dtype_),    rounded(dv_, dtype_),      size_};
+    return {rounded(o_, p_.o_dtype),
+            rounded(lse_, DType::f32),
+            rounded(dq_, dtype_),
+            rounded(dk_, dtype_),
+            rounded(dv_, dtype_),
+            size_,
+            ds_size_};
   }
 
  private:
@@ -201,14 +216,23 @@ class PlainRun {
 
   void softmax_row(const Place& at, const std::vector<Score>& scores, float maximum) {
     float sum = 0.0f;
-    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
-      sum += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
-    }
+    by_runs(at.keys, [&](std::int64_t first, std::int64_t last) {
+      float part = 0.0f;
+      for (std::int64_t j = first; j < last; ++j) {
+        part += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
+      }
+      sum += part;
+    });
     lse_[at.lse_at] = maximum + std::log(sum);
-    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
-      const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
-      add_scaled(at.o, rounded(p, dtype_), value(at, j), d_v_);
-    }
+    std::vector<float> part(static_cast<std::size_t>(d_v_));
+    by_runs(at.keys, [&](std::int64_t first, std::int64_t last) {
+      std::fill(part.begin(), part.end(), 0.0f);
+      for (std::int64_t j = first; j < last; ++j) {
+        const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
+        add_scaled(part.data(), rounded(p, dtype_), value(at, j), d_v_);
+      }
+      add_scaled(at.o, 1.0f, part.data(), d_v_);
+    });
   }
 
   void backward_row(const Place& at, const std::vector<Score>& scores, float* dq) {
@@ -216,17 +240,30 @@ class PlainRun {
     const float* const q = q_.data() + row_at * d_qk_;
     const float* const d_o = d_o_.data() + row_at * d_v_;
     float d_row = -d_lse_[static_cast<std::size_t>((at.batch * h_q_ + at.head) * s_q_ + at.row)];
-    for (std::int64_t e = 0; e < d_v_; ++e) d_row += d_o[e] * rounded(at.o[e], p_.o_dtype);
-    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
-      const Score& s = scores[static_cast<std::size_t>(j)];
-      const float p = std::exp(s.value - lse_[at.lse_at]);
-      const float dp = dot(d_o, value(at, j), d_v_).sum;
-      const float ds = rounded(p * (dp - d_row) * s.slope, dtype_);
-      const std::int64_t k_at = (at.batch * s_k_ + j) * h_k_ + at.head_k;
-      add_scaled(dq, ds * scale_, key(at, j), d_qk_);
-      add_scaled(dk_.data() + k_at * d_qk_, ds * scale_, q, d_qk_);
-      add_scaled(dv_.data() + k_at * d_v_, rounded(p, dtype_), d_o, d_v_);
+    float d_size = 0.0f;
+    for (std::int64_t e = 0; e < d_v_; ++e) {
+      const float product = d_o[e] * rounded(at.o[e], p_.o_dtype);
+      d_row += product;
+      d_size += std::fabs(product);
     }
+    float ds_size = 0.0f;
+    std::vector<float> part(static_cast<std::size_t>(d_qk_));
+    by_runs(at.keys, [&](std::int64_t first, std::int64_t last) {
+      std::fill(part.begin(), part.end(), 0.0f);
+      for (std::int64_t j = first; j < last; ++j) {
+        const Score& s = scores[static_cast<std::size_t>(j)];
+        const float p = std::exp(s.value - lse_[at.lse_at]);
+        const Dot dp = dot(d_o, value(at, j), d_v_);
+        ds_size = std::max(ds_size, std::fabs(scale_) * p * (dp.size + d_size));
+        const float ds = rounded(p * (dp.sum - d_row) * s.slope, dtype_);
+        const std::int64_t k_at = (at.batch * s_k_ + j) * h_k_ + at.head_k;
+        add_scaled(part.data(), ds * scale_, key(at, j), d_qk_);
+        add_scaled(dk_.data() + k_at * d_qk_, ds * scale_, q, d_qk_);
+        add_scaled(dv_.data() + k_at * d_v_, rounded(p, dtype_), d_o, d_v_);
+      }
+      add_scaled(dq, 1.0f, part.data(), d_qk_);
+    });
+    ds_size_[at.lse_at] = ds_size;
   }
 
   const float* key(const Place& at, std::int64_t j) const {
@@ -242,7 +279,7 @@ class PlainRun {
   float scale_, cap_;
   std::vector<float> q_, k_, v_, slopes_, d_o_, d_lse_;
   std::vector<float> o_, lse_, dq_, dk_, dv_;
-  std::vector<double> size_;
+  std::vector<double> size_, ds_size_;
 };
 
 }  // namespace

@@ -32,6 +32,9 @@ struct PlainResult {
   /// The largest sum of |scale q_e k_e| + |bias| over the row's visible keys: errors of its scores
   /// are proportional to it.
   std::vector<double> score_size;
+  /// As score_size, with gradients: the largest |scale| p (sum |dO_e v_e| + sum |dO_e o_e|), which
+  /// is the size of dS before dP - D cancels.
+  std::vector<double> ds_size;
 };
 
 PlainResult compute_plain(const PlainProblem& problem, Progress* progress);

@@ -3,12 +3,14 @@
 // u is the unit roundoff of the input type, u32 that of float32, ref the oracle's tensor, E the
 // largest error of a plain computation of the same precision (plain.hpp) against the same oracle.
 //
-//   O, dQ, dK, dV   |x - ref| <= 2 E + 2 u max|ref|           f16, bf16
-//                   |x - ref| <= 2 E + 2 u sqrt(n) max|ref|   f32: n terms stand behind an element
-//   LSE             |x - ref| <= u32 (2 + sqrt(d_qk)) (S + |ref|), row by row
+//   f16, bf16   |x - ref| <= 2 E + 2 u (max|ref| + G)
+//   f32         |x - ref| <= 2 E + 2 u ((sqrt(n) + S) max|ref| + G)
+//   LSE         |x - ref| <= u32 (4 + sqrt(d_qk)) (S + |ref|), row by row
 //
-// S is PlainResult::score_size: partial sums of a score are of that size, and d_qk of them are
-// rounded.
+// n terms stand behind an element. S is PlainResult::score_size (the largest, for LSE the row's
+// own): a score carries an error of about u S, which the softmax passes on as a relative one. G is
+// 0 for O and dV; for dQ and dK it is the largest PlainResult::ds_size times max|k| or max|q|: dP -
+// D can cancel to nothing, the rounding errors of its parts do not.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -141,9 +143,33 @@ std::string index_text(const Extents& index, int rank) {
 
 constexpr std::size_t kNoRowAxis = 99;
 
-/// O or a gradient. `terms` is the n of the bound.
+double largest_of(const std::vector<double>& values) {
+  double largest = 0.0;
+  for (const double value : values) {
+    if (std::isfinite(value)) largest = std::max(largest, std::fabs(value));
+  }
+  return largest;
+}
+
+double largest_of(const Operand& operand) {
+  double largest = 0.0;
+  for (std::int64_t i = 0; i < operand.count(); ++i) {
+    const double value = std::fabs(element(operand, i));
+    if (std::isfinite(value)) largest = std::max(largest, value);
+  }
+  return largest;
+}
+
+/// What rounding errors grow with; see the head of this file.
+struct Sizes {
+  std::int64_t terms = 0;          ///< n
+  double scores = 0.0;             ///< S
+  double before_cancelling = 0.0;  ///< G
+};
+
+/// O or a gradient.
 Check check_tensor(const char* name, const Comparison& pair, const std::vector<double>& plain,
-                   DType dtype, std::int64_t terms) {
+                   DType dtype, const Sizes& sizes) {
   double largest = 0.0;
   double plain_error = 0.0;
   pair.for_each([&](std::int64_t flat, double, double ref, const Extents&) {
@@ -153,9 +179,12 @@ Check check_tensor(const char* name, const Comparison& pair, const std::vector<d
     if (!(error <= plain_error))
       plain_error = error;  // NaN stays: nothing is then within the bound
   });
-  const double growth = dtype == DType::f32 ? std::sqrt(static_cast<double>(terms)) : 1.0;
+  const double growth =
+      dtype == DType::f32 ? std::sqrt(static_cast<double>(sizes.terms)) + sizes.scores : 1.0;
   // The smallest float: what underflows is no error.
-  const double bound = 2.0 * plain_error + 2.0 * unit_roundoff(dtype) * growth * largest + 0x1p-126;
+  const double bound = 2.0 * plain_error +
+                       2.0 * unit_roundoff(dtype) * (growth * largest + sizes.before_cancelling) +
+                       0x1p-126;
   Check check;
   check.name = name;
   pair.for_each([&](std::int64_t, double x, double ref, const Extents& index) {
@@ -165,7 +194,7 @@ Check check_tensor(const char* name, const Comparison& pair, const std::vector<d
 }
 
 Check check_lse(const Comparison& pair, const std::vector<double>& score_size, std::int64_t d_qk) {
-  const double factor = kFloatRoundoff * (2.0 + std::sqrt(static_cast<double>(d_qk)));
+  const double factor = kFloatRoundoff * (4.0 + std::sqrt(static_cast<double>(d_qk)));
   Check check;
   check.name = "LSE";
   pair.for_each([&](std::int64_t flat, double x, double ref, const Extents& index) {
@@ -266,18 +295,22 @@ std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const Oracl
   const Extents& k = inputs.k.spec.shape;
   const std::int64_t d_v = inputs.v.spec.shape[3];
   const DType dtype = inputs.q.spec.dtype;
+  const double scores = largest_of(plain.score_size);
+  const double ds = largest_of(plain.ds_size);
   std::vector<Check> checks;
-  checks.push_back(check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, q[3] + k[1]));
+  checks.push_back(
+      check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, {q[3] + k[1], scores}));
   checks.push_back(check_lse({rows, 2, c.lse, oracle.lse}, plain.score_size, q[3]));
   if (!oracle.dq.spec.present()) return checks;
-  checks.push_back(
-      check_tensor("dQ", {rows, 1, c.dq, oracle.dq}, plain.dq, dtype, q[3] + d_v + k[1]));
+  const Sizes dq_sizes{q[3] + d_v + k[1], scores, ds * largest_of(inputs.k)};
+  checks.push_back(check_tensor("dQ", {rows, 1, c.dq, oracle.dq}, plain.dq, dtype, dq_sizes));
   if (!oracle.dk.spec.present()) return checks;
-  const std::int64_t column_terms = q[3] + d_v + q[1] * (k[2] > 0 ? q[2] / k[2] : 1);
+  const std::int64_t terms = q[3] + d_v + q[1] * (k[2] > 0 ? q[2] / k[2] : 1);
+  const Sizes dk_sizes{terms, scores, ds * largest_of(inputs.q)};
   checks.push_back(
-      check_tensor("dK", {rows, kNoRowAxis, c.dk, oracle.dk}, plain.dk, dtype, column_terms));
+      check_tensor("dK", {rows, kNoRowAxis, c.dk, oracle.dk}, plain.dk, dtype, dk_sizes));
   checks.push_back(
-      check_tensor("dV", {rows, kNoRowAxis, c.dv, oracle.dv}, plain.dv, dtype, column_terms));
+      check_tensor("dV", {rows, kNoRowAxis, c.dv, oracle.dv}, plain.dv, dtype, {terms, scores}));
   return checks;
 }
 
