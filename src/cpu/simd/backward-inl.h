@@ -84,10 +84,10 @@ struct BackwardScratch {
 
 /// P^T of one panel over keys [range) into p, 0 where a lane does not see; with softcap, its
 /// derivative into x.slope.
-HWY_INLINE void recompute_probabilities(const BackwardHead& head, const BackwardScratch& x,
-                                        const PanelMask& mask, std::int64_t k0,
-                                        const BlockRange& range, const float* q, const float* lse,
-                                        float* p) {
+HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const BackwardScratch& x,
+                                          const PanelMask& mask, std::int64_t k0,
+                                          const BlockRange& range, const float* q, const float* lse,
+                                          float* p) {
   const F f;
   const size_t d_qk = static_cast<size_t>(head.d_qk);
   const bool simple = head.score.plain && range.full;
@@ -95,15 +95,17 @@ HWY_INLINE void recompute_probabilities(const BackwardHead& head, const Backward
     Accumulators acc;
     clear(acc);
     multiply(x.k_groups + j * d_qk, kGroup * d_qk, q, d_qk, acc);
-    if (simple) {
-      for (size_t v = 0; v < kVectors; ++v) {
-        const V subtract = hn::Load(f, lse + v * kLanes);
-        for (size_t m = 0; m < kStep; ++m) {
-          acc.c[m][v] = exp2(f, hn::Sub(acc.c[m][v], subtract));
-        }
+    store(acc, p + j * kPanel);
+    if (!simple) continue;
+    // Through memory (L1): unrolled over the accumulators, 24 exp2 would not fit the registers.
+    for (size_t v = 0; v < kVectors; ++v) {
+      const V subtract = hn::Load(f, lse + v * kLanes);
+      float* s = p + j * kPanel + v * kLanes;
+#pragma GCC unroll 8
+      for (size_t m = 0; m < kStep; ++m) {
+        hn::Store(exp2(f, hn::Sub(hn::Load(f, s + m * kPanel), subtract)), f, s + m * kPanel);
       }
     }
-    store(acc, p + j * kPanel);
   }
   if (simple) return;
   const LaneValues lanes(head.score, mask, k0);
@@ -127,9 +129,9 @@ HWY_INLINE void recompute_probabilities(const BackwardHead& head, const Backward
 }
 
 /// dS^T of one panel over keys [range) into ds.
-HWY_INLINE void score_gradients(const BackwardHead& head, const BackwardScratch& x,
-                                const PanelMask& mask, std::int64_t k0, const BlockRange& range,
-                                const float* d_o, const float* d, const float* p, float* ds) {
+HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratch& x,
+                                  const PanelMask& mask, std::int64_t k0, const BlockRange& range,
+                                  const float* d_o, const float* d, const float* p, float* ds) {
   const F f;
   const size_t d_v = static_cast<size_t>(head.d_v);
   const bool capped = head.score.softcap > 0.0f;
@@ -137,8 +139,10 @@ HWY_INLINE void score_gradients(const BackwardHead& head, const BackwardScratch&
     Accumulators acc;
     clear(acc);
     multiply(x.v_groups + j * d_v, kGroup * d_v, d_o, d_v, acc);
+#pragma GCC unroll 3
     for (size_t v = 0; v < kVectors; ++v) {
       const V subtract = hn::Load(f, d + v * kLanes);
+#pragma GCC unroll 8
       for (size_t m = 0; m < kStep; ++m) {
         const size_t place = (j + m) * kPanel + v * kLanes;
         V value = hn::Mul(hn::Load(f, p + place), hn::Sub(acc.c[m][v], subtract));
@@ -161,8 +165,8 @@ HWY_INLINE void score_gradients(const BackwardHead& head, const BackwardScratch&
 }
 
 /// dQ^T of one panel: started, or added to what earlier key blocks left.
-HWY_INLINE void accumulate_dq(const BackwardScratch& x, size_t d_qk, const BlockRange& range,
-                              bool start, const float* ds, float* dq_sum) {
+HWY_NOINLINE void accumulate_dq(const BackwardScratch& x, size_t d_qk, const BlockRange& range,
+                                bool start, const float* ds, float* dq_sum) {
   const F f;
   const size_t whole = d_qk / kStep * kStep;
   for (size_t c = 0; c < d_qk; c += kStep) {

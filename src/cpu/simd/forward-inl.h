@@ -67,8 +67,8 @@ struct ForwardScratch {
 };
 
 /// Scores of keys [j0, j1) of the block against one panel into s, with the largest per lane.
-HWY_INLINE void score_products(const ForwardScratch& x, const float* q, size_t d_qk, size_t j0,
-                               size_t j1, V (&largest)[kVectors]) {
+HWY_NOINLINE void score_products(const ForwardScratch& x, const float* q, size_t d_qk, size_t j0,
+                                 size_t j1, V (&largest)[kVectors]) {
   const F f;
   for (V& value : largest) value = hn::Set(f, -std::numeric_limits<float>::infinity());
   for (size_t j = j0; j < j1; j += kStep) {
@@ -83,8 +83,8 @@ HWY_INLINE void score_products(const ForwardScratch& x, const float* q, size_t d
 }
 
 /// Scores to probabilities in place; maximum and sum move on; returns the factor for O.
-HWY_INLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0, size_t j1,
-                             const V (&largest)[kVectors], V (&correction)[kVectors]) {
+HWY_NOINLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0, size_t j1,
+                               const V (&largest)[kVectors], V (&correction)[kVectors]) {
   const F f;
   const V lowest = hn::Set(f, -std::numeric_limits<float>::infinity());
   for (size_t v = 0; v < kVectors; ++v) {
@@ -111,9 +111,9 @@ HWY_INLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0, s
 }
 
 /// O^T of a panel: rescaled (or started, if fresh), plus V^T P^T over keys [j0, j1) of the block.
-HWY_INLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_v, size_t keys,
-                                  size_t j0, size_t j1, bool fresh,
-                                  const V (&correction)[kVectors]) {
+HWY_NOINLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_v, size_t keys,
+                                    size_t j0, size_t j1, bool fresh,
+                                    const V (&correction)[kVectors]) {
   const F f;
   for (size_t c = 0; c < d_v; c += kStep) {
     Accumulators acc;

@@ -98,9 +98,9 @@ HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, const float* HWY_REST
 /// c[j][:] += A^T B for keys [j0, j1), kCount vectors of columns; `panels` panels of A,
 /// `panel_stride` floats apart, follow each other in i.
 template <size_t kCount>
-HWY_INLINE void accumulate_columns(const float* HWY_RESTRICT a, size_t panels, size_t panel_stride,
-                                   const float* HWY_RESTRICT b, size_t stride, size_t j0, size_t j1,
-                                   float* HWY_RESTRICT c) {
+HWY_NOINLINE void accumulate_columns(const float* HWY_RESTRICT a, size_t panels,
+                                     size_t panel_stride, const float* HWY_RESTRICT b,
+                                     size_t stride, size_t j0, size_t j1, float* HWY_RESTRICT c) {
   const F f;
   for (size_t j = j0; j < j1; j += kStep) {
     V acc[kStep][kCount];
