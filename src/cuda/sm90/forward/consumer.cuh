@@ -1,0 +1,293 @@
+// A consumer warpgroup: 64 query rows, S = Q K^T, softmax, O += P V. kernel.cuh has the overview.
+#pragma once
+#include <cuda/ptx>
+
+#include "../../ptx/sm90.cuh"
+#include "../../ptx/wgmma.cuh"
+#include "../../tile/descriptor.cuh"
+#include "../../tile/pipeline.cuh"
+#include "epilogue.cuh"
+#include "shared.cuh"
+#include "softmax.cuh"
+
+namespace abacist::cuda::sm90 {
+
+// The same in all lanes, and the compiler knows it: what steers loops around wgmma must be uniform,
+// else ring positions and descriptors live in ordinary registers and every wgmma waits for their
+// transfer.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// One consumer warpgroup. With chained tiles, the last P V of a query tile and its epilogue are
+// left pending until the next tile's first Q K^T has been issued: the tensor cores do not drain in
+// between.
+template <ForwardTile Tile, class Element>
+__device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Tile>& shared) {
+  constexpr int kKeys = Tile.keys;
+  const int group = uniform(threadIdx.x / 128);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const uint32_t q_address =
+      __cvta_generic_to_shared(shared.q[0]) + group * 64 * Tile.qk_panels() * 128;
+  const tile::Descriptor q_base(q_address);
+  const tile::Descriptor k_base(uint32_t(__cvta_generic_to_shared(shared.k[0])));
+  const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
+  const float scale_log2 = p.scale_log2;
+  char* const staging = shared.o + (group * 4 + warp) * (Tile.o_bytes() / (Tile.groups * 4));
+
+  float s[kKeys / 2];                        // [64, keys] over the warpgroup
+  float o[Tile.d_v / 2];                     // [64, d_v]
+  uint32_t probability[kKeys / 16][4] = {};  // P as A fragments
+  uint32_t q_fragments[Tile.q_registers ? Tile.d_qk / 16 : 1][4];
+  RowState state{};
+  tile::RingPosition<Tile.q_stages> q_at;
+  int key_tile = 0;  // number of the next K tile; the next V tile is the one before
+  // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the
+  // sequence in its last V (in one register: a second would spill at d 128). -1: none.
+  int pending = -1;
+  int o_started = 0;  // 0: the next P V overwrites o (writing zeros would need registers)
+
+  static_assert(Tile.stages == 2);
+  auto position = [](int number) {
+    return tile::RingPosition<2>{number & 1, uint32_t(number >> 1 & 1)};
+  };
+  auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
+  auto next_turn = [&] {
+    ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1));
+  };
+  auto issue_qk = [&] {
+    const uint32_t q = q_at.stage * Tile.q_bytes(), k = (key_tile & 1) * Tile.k_bytes();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile.d_qk / 16; ++step) {
+      const uint64_t b = k_base.at(k + tile::k_major_step_bytes(step, kKeys));
+      if constexpr (Tile.q_registers) {
+        ptx::wgmma_rs<Element, 0>(s, q_fragments[step], b, step);
+      } else {
+        ptx::wgmma_ss<Element, 0>(s, q_base.at(q + tile::k_major_step_bytes(step, 64)), b, step);
+      }
+    }
+    ptx::wgmma_commit();
+  };
+  // accumulate = 0: o starts here (no instruction but wgmma may write o while another group is in
+  // flight).
+  auto issue_pv = [&](int accumulate, int v_tile) {
+    const uint32_t v = (v_tile & 1) * Tile.v_bytes();
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      ptx::wgmma_rs<Element, 1>(o, probability[step],
+                                v_base.at(v + tile::mn_major_step_bytes(step)),
+                                step == 0 ? accumulate : 1);
+    }
+    ptx::wgmma_commit();
+  };
+  auto pack_probability = [&] {
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        probability[i][j] = ptx::pack<Element>(s[8 * i + 2 * j], s[8 * i + 2 * j + 1]);
+    }
+  };
+  // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
+  // zeros past the tensor only. Every warpgroup clears them for itself: the same zeros.
+  auto wait_last_v = [&] {
+    shared.v_ring.wait_full(position(key_tile - 1));
+    const int valid = pending / kWorkSlots;
+    if (valid >= kKeys) return;
+    char* v = shared.v[(key_tile - 1) & 1];
+#pragma unroll 1
+    for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
+      const int r = valid + i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
+      *reinterpret_cast<uint4*>(v + (chunk / 8) * kKeys * 128 + r * 128 + (chunk % 8) * 16) =
+          uint4{};
+    }
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+    ptx::named_barrier_sync<128>(8 + group);
+  };
+  auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
+  auto end_pending = [&] {
+    const Work& w = shared.works[pending % kWorkSlots];
+    return end_rows(p, w, first_row(w), lane, state);
+  };
+  auto store_pending = [&](int slot, const RowEnds& ends) {
+    const Work w = shared.works[slot];
+    const bool redo = store_rows<Tile, Element>(p, w, group, lane, o, ends, staging);
+    if (__any_sync(0xffffffffu, redo) && lane == 0)
+      *static_cast<volatile int*>(&shared.redo[slot]) = 1;
+  };
+  auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
+    wait_last_v();
+    my_turn();
+    issue_pv(o_started, key_tile - 1);
+    next_turn();
+    const RowEnds ends = end_pending();
+    ptx::wgmma_wait<0>();
+    ptx::hold_registers(o);
+    shared.v_ring.release(position(key_tile - 1));
+    store_pending(pending % kWorkSlots, ends);
+    pending = -1;
+  };
+  auto release_q = [&] {
+    shared.q_ring.release(q_at);
+    q_at.advance();
+  };
+
+  if (group == Tile.groups - 1) ptx::named_barrier_arrive<256>(1);  // the first turn is group 0's
+  for (int slot = 0;; slot = (slot + 1) % kWorkSlots) {
+    shared.q_ring.wait_full(q_at);
+    const Work& w = shared.works[slot];
+    const int begin = uniform(w.begin), end = uniform(w.end), mode = uniform(w.mode);
+    const int frozen_begin = uniform(w.frozen_begin), frozen_end = uniform(w.frozen_end);
+    key_tile = uniform(key_tile);
+    if (mode >= Work::flush || begin >= end) {
+      if constexpr (Tile.chained()) {
+        if (pending >= 0) drain();
+      }
+      if (mode == Work::stop) break;
+      if (mode < Work::flush)
+        write_empty_rows<Tile, Element>(p, w, group, lane, staging);  // no row sees a key
+      release_q();
+      continue;
+    }
+    if constexpr (Tile.q_registers) {
+#pragma unroll
+      for (int step = 0; step < Tile.d_qk / 16; ++step) {
+        const int r = warp * 16 + lane % 16, chunk = step * 2 + lane / 16;
+        ptx::ldmatrix_x4(q_fragments[step], q_address + q_at.stage * Tile.q_bytes() +
+                                                (chunk / 8) * 8192 + r * 128 +
+                                                ((chunk % 8) ^ (r % 8)) * 16);
+      }
+      release_q();
+    }
+    auto mask = [&](int n) {
+      if (n >= w.full_begin && n < w.full_end) return;
+      const MaskRule rule(p, w);
+      const int row = first_row(w), column0 = n * kKeys + 2 * (lane % 4);
+      if (n < w.full_begin)
+        mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
+      if (n >= w.full_end)
+        mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
+    };
+    auto end_qk = [&](int n) {
+      ptx::hold_registers(s);
+      shared.k_ring.release(position(key_tile));
+      ++key_tile;
+      if constexpr (!Tile.q_registers) {
+        if (n + 1 == end)
+          release_q();  // the next tile's Q takes its place while this one's softmax runs
+      }
+    };
+
+    auto end_pv_step = [&] {
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+      shared.v_ring.release(position(key_tile - 2));  // end_qk has counted on
+    };
+    // The scores of key tile n are in s and P V of tile n - 1 is in flight: softmax, P.
+    auto frozen_tile = [&] {
+      float t0, t1, f0, f1;
+      softmax_frozen(s, state, scale_log2, t0, t1);
+      state.l0 += t0;
+      state.l1 += t1;
+      const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
+      // This branch also keeps ptxas from moving the wait for P V up into the exponentials.
+      if (raise) raise_rows<Element>(s, state, t0, t1, f0, f1);
+      end_pv_step();
+      if (raise) scale_rows(o, f0, f1);
+      pack_probability();
+    };
+    auto online_tile = [&](int n) {
+      float f0, f1;
+      mask(n);
+      softmax_online(s, state, scale_log2, false, 0.5f * float(w.len_k), f0, f1);
+      end_pv_step();
+      scale_rows(o, f0, f1);
+      pack_probability();
+    };
+
+    // First key tile. Chained: over the last P V of the query tile before (or over a P V of
+    // nothing, whose result is dropped). That tile's epilogue then runs under the second Q K^T.
+    float unused0, unused1;
+    int n = begin + 1;
+    shared.k_ring.wait_full(position(key_tile));
+    if constexpr (Tile.chained()) {
+      if (pending >= 0) wait_last_v();
+      my_turn();
+      issue_qk();
+      issue_pv(o_started, key_tile - 1);
+      next_turn();
+      RowEnds ends{};
+      if (pending >= 0) ends = end_pending();
+      ptx::wgmma_wait<1>();
+      end_qk(begin);
+      mask(begin);
+      softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+      if (pending >= 0) shared.v_ring.release(position(key_tile - 2));
+      pack_probability();
+      const int finished = pending;
+      pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
+      if (Tile.late_epilogue() && n >= frozen_begin && n < frozen_end) {
+        shared.k_ring.wait_full(position(key_tile));
+        my_turn();
+        issue_qk();
+        next_turn();
+        if (finished >= 0) store_pending(finished % kWorkSlots, ends);
+        // Drained before P V is issued: within one stage ptxas would want a second set of registers
+        // for o.
+        ptx::wgmma_wait<0>();
+        end_qk(n);
+        shared.v_ring.wait_full(position(key_tile - 2));
+        issue_pv(0, key_tile - 2);
+        o_started = 1;
+        frozen_tile();
+        ++n;
+      } else {
+        if (finished >= 0) store_pending(finished % kWorkSlots, ends);
+        o_started = 0;
+      }
+    } else {
+      my_turn();
+      issue_qk();
+      next_turn();
+      ptx::wgmma_wait<0>();
+      end_qk(begin);
+      mask(begin);
+      softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
+      pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
+      o_started = 0;
+      pack_probability();
+    }
+
+    // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
+    auto begin_step = [&](int n) {
+      shared.k_ring.wait_full(position(key_tile));
+      my_turn();
+      issue_qk();
+      shared.v_ring.wait_full(position(key_tile - 1));
+      issue_pv(o_started, key_tile - 1);
+      o_started = 1;
+      next_turn();
+      ptx::wgmma_wait<1>();
+      end_qk(n);
+    };
+    while (n < end) {
+      if (n >= frozen_begin && n < frozen_end) {
+        do {
+          begin_step(n);
+          frozen_tile();
+        } while (++n < frozen_end);
+      } else {
+        begin_step(n);
+        online_tile(n);
+        ++n;
+      }
+    }
+    if constexpr (!Tile.chained()) drain();
+  }
+  // Shared memory must outlive the stores that read it.
+  if (lane == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+}
+
+}  // namespace abacist::cuda::sm90
