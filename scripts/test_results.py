@@ -1,5 +1,5 @@
-"""Reads test counts out of what CTest and GoogleTest report. A test program counts with every
-GoogleTest case that it ran, anything else as one test."""
+"""Reads test counts out of what CTest, GoogleTest and unittest report. A test program counts with
+every GoogleTest or unittest case that it ran, anything else as one test."""
 
 import dataclasses
 import re
@@ -59,14 +59,17 @@ def from_ctest_junit(text):
     for case in ElementTree.fromstring(text).iter("testcase"):
         name = case.get("name")
         status = case.get("status")
-        inner = from_gtest(case.findtext("system-out") or "")
+        output = case.findtext("system-out") or ""
+        inner = from_gtest(output)
+        if inner.total == 0:
+            inner = from_unittest(output)
         if status == "run" and inner.total > 0:
             results.add(inner)
         elif status == "run":
             results.passed += 1
         elif status == "fail":
             results.add(inner)
-            if not inner.failures:  # crashed, timed out, or no GoogleTest program
+            if not inner.failures:  # crashed, timed out, or a program of another kind
                 results.failures.append(name)
         elif inner.skips:
             results.add(inner)
@@ -74,7 +77,7 @@ def from_ctest_junit(text):
             skipped = case.find("skipped")
             message = skipped.get("message") if skipped is not None else ""
             if status == "disabled" or (message or "").startswith("SKIP_"):
-                said = (case.findtext("system-out") or "").strip().splitlines()
+                said = output.strip().splitlines()
                 results.skips.append(f"{name}: {said[-1] if said else status}")
             else:  # e.g. its program was not built
                 results.failures.append(f"{name} ({message or status})")
@@ -104,13 +107,16 @@ def from_checks(output):
 UNITTEST_RAN = re.compile(r"^Ran (\d+) tests?", re.MULTILINE)
 UNITTEST_CASE = re.compile(r"^(FAIL|ERROR): (.+)$", re.MULTILINE)
 UNITTEST_SKIP = re.compile(r"^(.+) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
+UNITTEST_SKIPPED = re.compile(r"^(?:OK|FAILED) \(.*skipped=(\d+)", re.MULTILINE)
 
 
 def from_unittest(output):
-    """Counts of `python3 -m unittest -v`."""
+    """Counts of `python3 -m unittest`; with -v the reasons of skips, too."""
     ran = UNITTEST_RAN.search(output)
     if not ran:
         return Results()
     failures = [name for _, name in UNITTEST_CASE.findall(output)]
     skips = [f"{name}: {why}" for name, why in UNITTEST_SKIP.findall(output)]
+    if (skipped := UNITTEST_SKIPPED.search(output)) and int(skipped.group(1)) > len(skips):
+        skips += ["a unittest: no reason given"] * (int(skipped.group(1)) - len(skips))
     return Results(max(0, int(ran.group(1)) - len(failures) - len(skips)), failures, skips)

@@ -58,6 +58,12 @@ class Ctest(unittest.TestCase):
         results = test_results.from_ctest_junit(junit("fail", passed))
         self.assertEqual((results.passed, results.failures), (1, ["t"]))
 
+    def test_unittest_cases_count(self):
+        results = test_results.from_ctest_junit(
+            junit("fail", "ERROR: test_b (m.C.test_b)\nRan 4 tests in 0.1s\n\n"
+                          "FAILED (errors=1, skipped=1)\n"))
+        self.assertEqual((results.passed, len(results.failures), len(results.skips)), (2, 1, 1))
+
     def test_a_program_that_was_not_built_is_a_failure(self):
         results = test_results.from_ctest_junit(
             junit("notrun", message="Unable to find executable"))
