@@ -61,10 +61,12 @@ Result<Target> choose_target() {
   const char* forced = std::getenv("ABACIST_CPU_TARGET");
   const bool any = forced == nullptr || *forced == '\0';
   for (const Target target : kTargets) {
-    if (is_available(target) && (any || std::string_view(forced) == to_string(target))) return target;
+    if (is_available(target) && (any || std::string_view(forced) == to_string(target)))
+      return target;
   }
-  return Error{ErrorCode::invalid_argument, "ABACIST_CPU_TARGET",
-               "is \"" + std::string(any ? "" : forced) + "\", must be one of " + available_names()};
+  return Error{
+      ErrorCode::invalid_argument, "ABACIST_CPU_TARGET",
+      "is \"" + std::string(any ? "" : forced) + "\", must be one of " + available_names()};
 }
 
 }  // namespace abacist::cpu

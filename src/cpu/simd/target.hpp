@@ -16,8 +16,8 @@ const char* to_string(Target target);
 /// Built in and present on this processor.
 bool is_available(Target target);
 
-/// The best available target, or the one that ABACIST_CPU_TARGET forces (an error if it is unknown or
-/// not available).
+/// The best available target, or the one that ABACIST_CPU_TARGET forces (an error if it is unknown
+/// or not available).
 Result<Target> choose_target();
 
 }  // namespace abacist::cpu
