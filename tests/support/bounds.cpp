@@ -16,7 +16,7 @@ namespace abacist::testing {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kTrust = 4.0;  // see bounds.hpp
+constexpr double kTrust = 16.0;  // see bounds.hpp
 
 /// With ABACIST_TEST_RATIOS set, prints at exit how close each kind of tensor came to its bound.
 class RatioLog {
@@ -139,8 +139,11 @@ void check_tensor(const std::string& name, const Case& c, const Buffer& actual,
 
   if (ref.empty()) return;
   const double rows = product_of_all_but_last(actual.spec());
-  const double unavoidable = 6.0 * plain_errors.rms / std::sqrt(rows) +
-                             4.0 * kFloatRoundoff * (largest + sizes.before_cancelling) + 0x1p-126;
+  const double unavoidable =
+      6.0 * plain_errors.rms / std::sqrt(rows) +
+      4.0 * kFloatRoundoff *
+          ((1.0 + sizes.scores / std::sqrt(rows)) * largest + sizes.before_cancelling) +
+      0x1p-126;
   const Errors errors = errors_of(x, ref);
   const auto check_bias = [&](const char* kind, double bias, double plain_bias) {
     const double bias_bound = 2.0 * std::fabs(plain_bias) + unavoidable;

@@ -19,7 +19,7 @@
 //     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do
 //     not.
 //
-//   yardstick   f32: E <= 4 u ((sqrt(n) + S) max|ref| + G / p)
+//   yardstick   f32: E <= 16 u ((sqrt(n) + S) max|ref| + G / p)
 //     Otherwise oracle and plain version disagree by more than rounding: one of them is wrong, and
 //     a bound made of their difference would let anything pass.
 //
@@ -28,11 +28,12 @@
 //     error is a mean of theirs, that of one score where a key takes it all (an attention sink):
 //     d_qk products added to partial sums of size up to S. Storing it costs u32 |ref|.
 //
-//   mean        |mean(x - ref)| <= 2 |plain's| + 6 rms(plain) / sqrt(rows) + 4 u32 (max|ref| + G)
+//   mean        |mean(x - ref)| <= 2 |plain's| + 6 rms(plain) / sqrt(rows)
+//                                  + 4 u32 ((1 + S / sqrt(rows)) max|ref| + G)
 //   growth      the same of (x - ref) sign(ref)
 //     Unbiased roundings average out over rows (the errors within one row share P and are
-//     correlated). A bias does not: a truncating store is off by u/2 towards zero on average and
-//     fails this first.
+//     correlated; with huge scores one near-tie, off by u32 S, outweighs the rest). A bias does
+//     not: a truncating store is off by u/2 towards zero on average and fails this first.
 #pragma once
 
 #include <string>
