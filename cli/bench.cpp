@@ -181,7 +181,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(0.0, 3600.0))
       ->capture_default_str();
   command->add_flag("--json", a->json, "One JSON object per cell");
-  command->add_flag("--serve", a->serve, "Read JSON problems from stdin (see cli/serve.cpp)");
+  command->add_flag("--serve", a->serve, "Read JSON problems from stdin (see docs/cli.md)");
   command->add_flag("--progress", a->progress, "Progress also when stderr is no terminal");
   a->run.add_to(*command);
   command->callback([a] { bench(*a); });

@@ -1,4 +1,4 @@
-// Who sees whom, written from the contract's text (docs/design.md, "Visible keys"), one pair at a
+// Who sees whom, written from the contract's text (docs/contract.md, "Visible keys"), one pair at a
 // time. Nothing here may come from core/mask.hpp: a shared rule would hide its own bugs.
 #pragma once
 

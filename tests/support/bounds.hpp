@@ -1,4 +1,4 @@
-// The error bounds, in one place (docs/design.md, "Accuracy").
+// The error bounds, in one place (docs/contract.md, "Accuracy").
 //
 // u is the unit roundoff: 2^-24 (f32), 2^-11 (f16), 2^-8 (bf16). ref is the float64 oracle's
 // tensor, and E the largest error of the plain version (support/plain.hpp) against the same oracle.
