@@ -44,7 +44,8 @@ struct Score {
   bool operator==(const Score&) const = default;
 };
 
-/// Bounds of the lengths in a varlen problem; ignored otherwise.
+/// Bounds of the lengths in a varlen problem, required there (the default 0 admits only empty
+/// sequences); ignored otherwise.
 struct MaxLengths {
   std::int64_t s_q = 0;
   std::int64_t s_k = 0;
@@ -86,7 +87,8 @@ struct ForwardTensors {
   Tensor o;       ///< [b, s_q, h_q, d_v],  varlen [total_q, h_q, d_v]; dtype of q, or f32
   Tensor lse{};   ///< optional; f32 [b, h_q, s_q], varlen [h_q, total_q]; natural logarithm
   ConstTensor alibi_slopes{};  ///< optional; f32 [h_q] or [b, h_q]; adds -slope * |i + shift - j|
-  ConstTensor cu_seqlens_q{};  ///< varlen only: i32 [b + 1], contiguous; starts with 0, ascending
+  ConstTensor cu_seqlens_q{};  ///< varlen only: i32 [b + 1], contiguous; starts with 0, ascending;
+                               ///< Options::max_lengths must bound the lengths
   ConstTensor cu_seqlens_k{};  ///< varlen only: i32 [b + 1], contiguous
 };
 
