@@ -94,8 +94,8 @@ class ABACIST_API Plan {
 ///     if (!p) return report(p.error());
 ///     std::puts(explain(*p).c_str());
 ///     std::size_t bytes = (p->info().workspace_bytes + 255) / 256 * 256;
-///     std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(256, bytes), std::free);
-///     Status s = p->run(tensors, {.workspace = {memory.get(), bytes}});
+///     void* memory = std::aligned_alloc(kWorkspaceAlignment, bytes);
+///     Status s = p->run(tensors, {.workspace = {memory, bytes}});
 ABACIST_API Result<Plan> plan(const Problem& problem, const PlanOptions& options = {});
 
 /// The plan as text.

@@ -125,7 +125,8 @@ class Validator {
 
   Status inputs() {
     const int rank = x_.cu_seqlens_q.present() || x_.cu_seqlens_k.present() ? 3 : 4;
-    const char* letters = rank == 4 ? "[b, s, h, d] (or [total, h, d] with cu_seqlens)" : "[total, h, d] (cu_seqlens are given)";
+    const char* letters = rank == 4 ? "[b, s, h, d] (or [total, h, d] with cu_seqlens)"
+                                    : "[total, h, d] (cu_seqlens are given)";
     for (auto [name, spec] : {std::pair{"q", &x_.q}, {"k", &x_.k}, {"v", &x_.v}}) {
       if (spec->rank != rank) {
         return invalid(

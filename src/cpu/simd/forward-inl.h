@@ -151,9 +151,9 @@ void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel
     if (task.lse.data == nullptr) continue;
     // A row whose visible scores are all -inf is not empty: 0 / 0, NaN as in O (and in a merge of
     // key splits, where -inf would mean "no key").
-    const double base2 = sum == 0.0f ? std::numeric_limits<double>::quiet_NaN()
-                                     : double{x.maximum[panel * kPanel + lane]} +
-                                           std::log2(double{sum});
+    const double base2 = sum == 0.0f
+                             ? std::numeric_limits<double>::quiet_NaN()
+                             : double{x.maximum[panel * kPanel + lane]} + std::log2(double{sum});
     task.lse.at(i, g) = empty ? -std::numeric_limits<float>::infinity()
                               : static_cast<float>(base2 * std::numbers::ln2);
   }
