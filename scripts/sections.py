@@ -133,7 +133,7 @@ def style(section):
     section.counted("scripts", ["python3", "-m", "unittest", "discover", "-v", "-s", "tests/scripts"],
                     test_results.from_unittest)
     section.counted("format", ["scripts/format", "--check"], test_results.from_checks)
-    section.counted("lint", ["scripts/lint"], test_results.from_checks)
+    section.counted("lint", ["scripts/lint", *(["--full"] if section.full else [])], test_results.from_checks)
 
 
 def release(section):
