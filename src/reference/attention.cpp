@@ -224,7 +224,8 @@ void backward(const core::Resolved& resolved, const BackwardTensors& t,
         if (!visible.sees(i, j)) continue;
         const double* const key = x.keys + j * g.d_qk;
         const auto [score, slope] = rule(dot(x.qk_row, key, g.d_qk), visible.distance(i, j));
-        const double p = std::exp(score - lse);
+        // At most 1: a float LSE of a huge score may be far below it.
+        const double p = std::exp(std::min(score - lse, 0.0));
         const double dp = dot(x.v_row, x.values + j * g.d_v, g.d_v);
         const double ds = p * (dp - d_row) * slope * rule.scale();
         add_scaled(x.qk_sum, ds, key, g.d_qk);

@@ -73,6 +73,30 @@ TEST(Edge, Row12_OneVisibleKeyHasProbabilityExactlyOne) {
   }
 }
 
+// P is at most 1, though a float LSE may be less than the score that it is made of.
+TEST(Edge, Row39_GradientsOfHugeScoresStayBounded) {
+  for (const double size : {1e3, 1e4, 3e7, 1e15}) {  // of q and k: scores of 1e6 ... 1e30
+    Case c{.s_q = 40, .s_k = 50, .d_qk = 8, .d_v = 8};
+    c.data.query_key_std = size;
+    const Instance x(c);
+    double most = 0.0;
+    for (const double value : x.d_o.values()) most += std::fabs(value);
+    for (const Backend backend : {Backend::cpu, Backend::reference}) {
+      for_each_target([&](const std::string& target) {
+        const Both both = x.run_both({.backend = backend});
+        for (const double dv : both.gradients.dv.values()) {
+          ASSERT_LE(std::fabs(dv), most) << target << " size " << size;  // false for NaN
+        }
+        for (const Buffer* gradient : {&both.gradients.dq, &both.gradients.dk}) {
+          for (const double value : gradient->values()) {
+            ASSERT_TRUE(std::isfinite(value)) << target << " size " << size;
+          }
+        }
+      });
+    }
+  }
+}
+
 TEST(Edge, Row12_HugeAlibiOfOneVisibleKey) {
   Case c = scalar_case(3, 1);
   c.alibi_rank = 1;

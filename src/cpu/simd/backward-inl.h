@@ -82,6 +82,14 @@ struct BackwardScratch {
   }
 };
 
+/// P = 2^(s - lse), at most 1: the float LSE of a large score may be less than the score itself by
+/// more than exp2 can take. NaN stays NaN.
+HWY_INLINE V probability(V s, V lse) {
+  const F f;
+  const V x = hn::Sub(s, lse);
+  return exp2(f, hn::IfThenZeroElse(hn::Gt(x, hn::Zero(f)), x));
+}
+
 /// P^T of one panel over keys [range) into p, 0 where a lane does not see; with softcap, its
 /// derivative into x.slope.
 HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const BackwardScratch& x,
@@ -103,7 +111,7 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
       float* s = p + j * kPanel + v * kLanes;
 #pragma GCC unroll 8
       for (size_t m = 0; m < kStep; ++m) {
-        hn::Store(exp2(f, hn::Sub(hn::Load(f, s + m * kPanel), subtract)), f, s + m * kPanel);
+        hn::Store(probability(hn::Load(f, s + m * kPanel), subtract), f, s + m * kPanel);
       }
     }
   }
@@ -120,8 +128,7 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
         s = modify(head.score, s, lane, key, derivative);
         hn::Store(derivative, f, x.slope + j * kPanel + v * kLanes);
       }
-      const V e = exp2(f, hn::Sub(s, subtract));
-      // By selection: exp2 of a hidden score may overflow.
+      const V e = probability(s, subtract);
       hn::Store(range.full ? e : hn::IfThenElseZero(lane.sees(key), e), f,
                 p + j * kPanel + v * kLanes);
     }
