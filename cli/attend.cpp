@@ -119,6 +119,9 @@ class Outputs {
 
 Inputs make_inputs(const AttendArguments& a) {
   if (a.random && a.files.given()) throw UserError("give files or --random, not both");
+  if (a.discard && !(a.out.empty() && a.lse.empty())) {
+    throw UserError("--discard writes nothing, --out and --lse do: give one or the other");
+  }
   if (!a.random && a.out.empty() && !a.discard) {
     throw UserError("--out is missing (or --discard, to write nothing)");
   }

@@ -1,5 +1,7 @@
 // abacist: exact attention from the command line.
-#include <fmt/format.h>
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include <cstdio>
@@ -19,8 +21,18 @@ int report(std::string message) {
   for (char& c : message) {
     if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
   }
-  fmt::print(stderr, "abacist: error: {}\n", message);
+  // Not fmt::print, which throws where standard error cannot be written.
+  std::fputs(("abacist: error: " + message + "\n").c_str(), stderr);
   return abacist::cli::kBadInput;
+}
+
+/// A standard stream that is closed becomes one that fails: an output file would get its number.
+void occupy_standard_streams() {
+  int file = 0;
+  do {
+    file = open("/dev/null", O_RDONLY);
+  } while (file >= 0 && file <= STDERR_FILENO);
+  if (file > STDERR_FILENO) close(file);
 }
 
 int run(int argc, char** argv) {
@@ -46,6 +58,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  occupy_standard_streams();
   abacist::io::unlink_pending_on_signals();
   try {
     return run(argc, argv);

@@ -20,6 +20,12 @@ std::string clock_text(double seconds) {
   return seconds < 100.0 ? fmt::format("{:.0f} s", seconds) : duration_text(seconds);
 }
 
+/// fmt::print, but a standard error that cannot be written is no error: progress must not throw.
+template <class... Args>
+void write_text(fmt::format_string<Args...> format, Args&&... args) {
+  std::fputs(fmt::format(format, std::forward<Args>(args)...).c_str(), stderr);
+}
+
 }  // namespace
 
 Progress::Mode Progress::mode(bool wanted) {
@@ -55,15 +61,15 @@ void Progress::update(double done) {
   } else if (const int tenths = static_cast<int>(done * 10.0); tenths > tenths_) {
     tenths_ = tenths;
     drawn_ = now;
-    fmt::print(stderr, "{} {:3.0f}%  {}\n", label_, 100.0 * done, times);
+    write_text("{} {:3.0f}%  {}\n", label_, 100.0 * done, times);
   }
 }
 
 void Progress::draw_bar(double done, const std::string& times) {
   const int full = static_cast<int>(std::clamp(done, 0.0, 1.0) * kBarWidth);
   // \033[K clears what a longer line left behind.
-  fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f}%  {}\033[K", label_, "", full, "",
-             kBarWidth - full, 100.0 * done, times);
+  write_text("\r{} [{:#<{}}{:.<{}}] {:3.0f}%  {}\033[K", label_, "", full, "", kBarWidth - full,
+             100.0 * done, times);
   std::fflush(stderr);
   visible_ = true;
 }

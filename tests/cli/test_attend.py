@@ -169,6 +169,16 @@ class Outputs(tool.ToolTest):
         self.refuse("attend", *FILES, "-o", "nowhere/o.npy", mentions="cannot be written")
         self.refuse("attend", *FILES, "-o", "o.txt", mentions=".npy or .safetensors")
         self.refuse("attend", *FILES, mentions="--out is missing")
+        self.refuse("attend", *FILES, "-o", "o.npy", "--discard", mentions="--discard")
+        self.refuse("attend", *FILES, "--lse", "l.npy", "--discard", mentions="--discard")
+
+    def test_closed_standard_streams(self):
+        # Else an output file would be standard error, and take its text.
+        command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", tool.PROGRAM, "attend", *FILES, "-o", "o.npy",
+                   "--progress"]
+        done = subprocess.run(command, cwd=self.folder, check=False)
+        self.assertEqual(done.returncode, 2)  # the summary had nowhere to go
+        self.assertEqual(self.load("o.npy").shape, (2, 7, 4, 24))
 
     def test_what_was_there_stays_on_failure_and_goes_on_success(self):
         self.write("o.npy", b"old")
