@@ -21,8 +21,9 @@ struct PlanOptions {
   /// error if that one cannot. The environment variable ABACIST_BACKEND forces one for tests, and
   /// ABACIST_CPU_TARGET (portable, avx2, avx512, neon) an instruction set.
   Backend backend = Backend::automatic;
-  /// Threads that a run may use at most; 0: as many as the calling thread's oneTBB arena has (the
-  /// default arena honours the affinity mask). Never changes a result's bits.
+  /// Threads that a run may use at most (never more than the work has pieces); 0: as many as the
+  /// calling thread's oneTBB arena has (the default arena honours the affinity mask). Never changes
+  /// a result's bits.
   int threads = 0;
 };
 
@@ -63,7 +64,7 @@ struct RunOptions {
   /// A plan's run needs one of info().workspace_bytes, aligned to kWorkspaceAlignment (empty is
   /// fine if that is 0). The one-line calls allocate when it is empty.
   Workspace workspace{};
-  /// Called now and then from worker threads with the share done so far, in [0, 1].
+  /// Called now and then from worker threads with the share done so far, in [0, 1]. Must not throw.
   void (*progress)(double done, void* context) = nullptr;
   void* progress_context = nullptr;
 };

@@ -37,7 +37,8 @@ struct Mask {
 
 /// How a score is made of q·k: `scale`, then softcap, then ALiBi (if slopes are operands).
 struct Score {
-  /// Any finite number, zero and negative included; default 1/sqrt(d_qk).
+  /// Any number finite in float, zero and negative included; default 1/sqrt(d_qk). The CPU backend
+  /// wants 0 or at least 2^-126 in size, here and below.
   std::optional<double> scale{};
   /// `cap * tanh(s / cap)`; 0 means none, else finite and > 0.
   double softcap = 0.0;

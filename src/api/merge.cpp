@@ -17,10 +17,18 @@ bool same_shape(const TensorSpec& a, const TensorSpec& b) {
   return a.rank == b.rank && std::equal(a.shape.begin(), a.shape.begin() + a.rank, b.shape.begin());
 }
 
+Status check_device(const std::string& name, const TensorSpec& spec) {
+  if (!spec.present() || spec.device.type == DeviceType::cpu) return {};
+  return Error{ErrorCode::unsupported, name,
+               "is on " + core::to_text(spec.device) + "; merge works on the host"};
+}
+
 Status check_pair(const std::string& prefix, const ConstTensor& o, const ConstTensor& lse,
                   const TensorSpec& expected, bool needs_lse) {
   if (Status s = api::check_view((prefix + "o").c_str(), o, prefix.empty()); !s) return s;
   if (Status s = api::check_view((prefix + "lse").c_str(), lse, prefix.empty()); !s) return s;
+  if (Status s = check_device(prefix + "o", o); !s) return s;
+  if (Status s = check_device(prefix + "lse", lse); !s) return s;
   if (!same_shape(o, expected)) {
     return api::invalid(prefix + "o", "shape is " + core::to_text(o.shape, o.rank) +
                                           ", must be that of o, " +
@@ -58,6 +66,7 @@ Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse)
   }
   if (Status s = api::check_operands(all); !s) return s;
   const std::int64_t rows = o.rank == 4 ? o.shape[0] * o.shape[1] : o.shape[0];
+  if (o.shape[o.rank == 4 ? 2 : 1] == 0) return {};  // no head: nothing to write in any row
   cpu::merge_rows(parts, o, lse, rows, cpu::default_threads());
   return {};
 }

@@ -33,11 +33,14 @@ Result<Backend> forced_backend(const PlanOptions& options) {
 }
 
 template <class Tensors>
-Status run_checked(const Plan::State& state, const Tensors& tensors, const RunOptions& options,
+Status run_checked(const Plan::State* state, const Tensors& tensors, const RunOptions& options,
                    Status (*run)(const Plan::State&, const Tensors&, const RunOptions&)) {
-  if (Status s = api::check_tensors(state.resolved, tensors); !s) return s;
-  if (Status s = api::check_workspace(state.draft.info, options.workspace); !s) return s;
-  return run(state, tensors, options);
+  if (state == nullptr) return api::invalid("plan", "is empty, must come from plan()");
+  const PlanInfo& info = state->draft.info;
+  if (Status s = api::check_workspace(info, options.workspace); !s) return s;
+  const Workspace used{options.workspace.data, info.workspace_bytes};
+  if (Status s = api::check_tensors(state->resolved, tensors, used); !s) return s;
+  return run(*state, tensors, options);
 }
 
 }  // namespace
@@ -76,19 +79,27 @@ Result<Plan> plan(const Problem& problem, const PlanOptions& options) {
   return Error{ErrorCode::unsupported, "", "no implementation serves: " + reasons};
 }
 
-const PlanInfo& Plan::info() const noexcept { return state_->draft.info; }
-const Problem& Plan::problem() const noexcept { return state_->resolved.problem; }
+const PlanInfo& Plan::info() const noexcept {
+  static const PlanInfo kEmpty;
+  return state_ ? state_->draft.info : kEmpty;
+}
+const Problem& Plan::problem() const noexcept {
+  static const Problem kEmpty;
+  return state_ ? state_->resolved.problem : kEmpty;
+}
 
 Status Plan::run(const ForwardTensors& tensors, const RunOptions& options) const {
   return run_checked<ForwardTensors>(
-      *state_, tensors, options, [](const State& s, const ForwardTensors& t, const RunOptions& o) {
+      state_.get(), tensors, options,
+      [](const State& s, const ForwardTensors& t, const RunOptions& o) {
         return s.implementation->forward({s.resolved, s.draft, t, o});
       });
 }
 
 Status Plan::run(const BackwardTensors& tensors, const RunOptions& options) const {
   return run_checked<BackwardTensors>(
-      *state_, tensors, options, [](const State& s, const BackwardTensors& t, const RunOptions& o) {
+      state_.get(), tensors, options,
+      [](const State& s, const BackwardTensors& t, const RunOptions& o) {
         return s.implementation->backward({s.resolved, s.draft, t, o});
       });
 }

@@ -51,8 +51,15 @@ Status check_all(const core::Resolved& resolved, const Problem& now,
   if (Status s = check_operands(all); !s) return s;
   if (!resolved.geometry.varlen || cu_q.device.type != DeviceType::cpu) return {};
   const auto& g = resolved.geometry;
-  if (Status s = check_cu_seqlens("cu_seqlens_q", cu_q, g.total_q, g.s_q); !s) return s;
-  return check_cu_seqlens("cu_seqlens_k", cu_k, g.total_k, g.s_k);
+  const MaxLengths& most = planned.options.max_lengths;
+  if (Status s = check_cu_seqlens("cu_seqlens_q", cu_q, g.total_q, most.s_q); !s) return s;
+  return check_cu_seqlens("cu_seqlens_k", cu_k, g.total_k, most.s_k);
+}
+
+/// A workspace as an operand, in elements of two bytes; absent if empty.
+ConstTensor view_of(const Workspace& workspace) {
+  if (workspace.bytes == 0) return {};
+  return {workspace.data, contiguous(DType::f16, {static_cast<std::int64_t>(workspace.bytes / 2)})};
 }
 
 }  // namespace
@@ -79,7 +86,8 @@ Status check_operands(std::span<const NamedTensor> all) {
   return {};
 }
 
-Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t) {
+Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t,
+                     const Workspace& workspace) {
   const NamedTensor all[] = {{"q", t.q},
                              {"k", t.k},
                              {"v", t.v},
@@ -87,11 +95,13 @@ Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t) {
                              {"lse", t.lse, true},
                              {"alibi_slopes", t.alibi_slopes},
                              {"cu_seqlens_q", t.cu_seqlens_q},
-                             {"cu_seqlens_k", t.cu_seqlens_k}};
+                             {"cu_seqlens_k", t.cu_seqlens_k},
+                             {"workspace", view_of(workspace), true}};
   return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
 }
 
-Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t) {
+Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t,
+                     const Workspace& workspace) {
   const NamedTensor all[] = {{"q", t.q},
                              {"k", t.k},
                              {"v", t.v},
@@ -104,7 +114,8 @@ Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t) {
                              {"dv", t.dv, true},
                              {"alibi_slopes", t.alibi_slopes},
                              {"cu_seqlens_q", t.cu_seqlens_q},
-                             {"cu_seqlens_k", t.cu_seqlens_k}};
+                             {"cu_seqlens_k", t.cu_seqlens_k},
+                             {"workspace", view_of(workspace), true}};
   return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
 }
 

@@ -18,8 +18,11 @@ struct NamedTensor {
 /// Pointers are present and aligned; no output shares memory with any other operand.
 Status check_operands(std::span<const NamedTensor> all);
 
-Status check_tensors(const core::Resolved& resolved, const ForwardTensors& tensors);
-Status check_tensors(const core::Resolved& resolved, const BackwardTensors& tensors);
+/// `workspace` is the part that the run uses; it must not share memory with any operand.
+Status check_tensors(const core::Resolved& resolved, const ForwardTensors& tensors,
+                     const Workspace& workspace);
+Status check_tensors(const core::Resolved& resolved, const BackwardTensors& tensors,
+                     const Workspace& workspace);
 Status check_workspace(const PlanInfo& info, const Workspace& workspace);
 
 }  // namespace abacist::api

@@ -1,6 +1,7 @@
 // Rules that need no data: presence, ranks, shapes, dtypes, strides, mask and score.
 #include "api/validate.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -19,6 +20,10 @@ constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
 Status check_extents(const char* name, const TensorSpec& spec) {
   if (spec.rank < 0 || spec.rank > kMaxRank) {
     return invalid(name, "rank is " + std::to_string(spec.rank) + ", must be in [0, 4]");
+  }
+  if (spec.dtype > DType::i32) {
+    return invalid(name, "dtype is " + std::to_string(static_cast<int>(spec.dtype)) +
+                             ", must be one of DType");
   }
   const std::int64_t size = size_of(spec.dtype);
   std::int64_t elements = 1;
@@ -93,6 +98,10 @@ class Validator {
 
  private:
   Status presence() {
+    if (p_.pass != Pass::forward && p_.pass != Pass::backward) {
+      return invalid("pass", "is " + std::to_string(static_cast<int>(p_.pass)) +
+                                 ", must be forward or backward");
+    }
     const bool backward = p_.pass == Pass::backward;
     const Named all[] = {
         {"q", &x_.q, true, false},
@@ -157,13 +166,13 @@ class Validator {
       g_.b = x_.q.shape[0];
       g_.s_q = x_.q.shape[1];
       g_.s_k = x_.k.shape[1];
-      g_.total_q = g_.b * g_.s_q;
-      g_.total_k = g_.b * g_.s_k;
       if (Status s = check_shape("k", x_.k, shaped({g_.b, g_.s_k, g_.h_k, g_.d_qk}),
                                  "[b, s_k, h_k, d_qk]");
           !s) {
         return s;
       }
+      g_.total_q = (core::Count{g_.b} * g_.s_q).value;
+      g_.total_k = (core::Count{g_.b} * g_.s_k).value;
       return check_shape("v", x_.v, shaped({g_.b, g_.s_k, g_.h_k, g_.d_v}), "[b, s_k, h_k, d_v]");
     }
     for (auto [name, spec] :
@@ -187,10 +196,10 @@ class Validator {
       }
     }
     g_.b = x_.cu_seqlens_q.shape[0] - 1;
-    g_.s_q = max.s_q;
-    g_.s_k = max.s_k;
     g_.total_q = x_.q.shape[0];
     g_.total_k = x_.k.shape[0];
+    g_.s_q = std::min(max.s_q, g_.total_q);  // no sequence is longer than them all
+    g_.s_k = std::min(max.s_k, g_.total_k);
     if (Status s =
             check_shape("k", x_.k, shaped({g_.total_k, g_.h_k, g_.d_qk}), "[total_k, h_k, d_qk]");
         !s) {
@@ -231,6 +240,11 @@ class Validator {
   }
 
   Status mask() {
+    const Align align = p_.options.mask.align;
+    if (align != Align::bottom_right && align != Align::top_left) {
+      return invalid("mask.align", "is " + std::to_string(static_cast<int>(align)) +
+                                       ", must be bottom_right or top_left");
+    }
     const Window& window = p_.options.mask.window;
     for (auto [name, value] :
          {std::pair{"mask.window.left", window.left}, {"mask.window.right", window.right}}) {

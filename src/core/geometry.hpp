@@ -20,6 +20,8 @@ struct Geometry {
 
   /// Key/value heads of the whole batch.
   std::int64_t kv_heads() const { return (Count{b} * h_k).value; }
+  /// Query rows of the longest sequence, all heads of a group packed.
+  std::int64_t packed_rows() const { return (Count{s_q} * group).value; }
 };
 
 /// A validated problem.

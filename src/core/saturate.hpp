@@ -21,6 +21,9 @@ struct Count {
     return __builtin_add_overflow(a.value, b.value, &sum) ? kLargest : sum;
   }
 
+  friend constexpr bool operator==(Count a, Count b) = default;
+  static constexpr Count largest() { return kLargest; }
+
  private:
   static constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
 };

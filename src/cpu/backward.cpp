@@ -11,11 +11,12 @@
 namespace abacist::cpu {
 namespace {
 
+using core::Count;
+
 struct BackwardChoices {
   const Kernels* kernels = nullptr;
   Tiles tiles{};
   std::size_t scratch_bytes = 0;  ///< per thread
-  std::int64_t row_tiles = 0;     ///< over all sequences and heads; varlen: an upper bound
   // Offsets in the workspace.
   std::size_t lse_offset = 0, d_offset = 0, dq_offset = 0, turns_offset = 0, index_offset = 0;
 };
@@ -28,21 +29,21 @@ constexpr std::int64_t kEnoughItems = 128;
 /// at d 64 and d 128 (Zen 4). Two panels of rows halve the traffic of dK and dV, four of narrow
 /// ones.
 Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
-  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t packed = g.packed_rows();
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t step = kernels.key_step;
   std::int64_t panels = panel >= 24 ? 2 : 4;
   if (g.d_qk + g.d_v > 512) panels /= 2;
   panels = std::clamp<std::int64_t>(ceil_div(packed, panel), 1, panels);
   std::int64_t keys = std::clamp<std::int64_t>(163840 / (3 * g.d_qk + 2 * g.d_v), 32, 256);
-  while (keys > 128 && g.kv_heads() * ceil_div(g.s_k, keys) < kEnoughItems) keys /= 2;
+  const Count heads = g.kv_heads();
+  while (keys > 128 && (heads * ceil_div(g.s_k, keys)).value < kEnoughItems) keys /= 2;
   keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
   keys = ceil_div(keys, step) * step;
   return {static_cast<int>(panels * panel), static_cast<int>(keys)};
 }
 
 void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, PlanInfo& info) {
-  using core::Count;
   const core::Geometry& g = resolved.geometry;
   const Operands& x = resolved.problem.operands;
   info.visible_pairs = visible_pairs(resolved);
@@ -58,7 +59,7 @@ void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, Plan
   // Each key block reads Q, dO, LSE, D and reads and writes the dQ sum of the rows that see it.
   const std::int64_t keys = c.tiles.keys;
   const Figure visits = tile_visits(
-      resolved, 0, g.s_q * g.group, c.tiles.rows,
+      resolved, 0, g.packed_rows(), c.tiles.rows,
       [keys](core::Interval seen, std::int64_t tile_rows) {
         return seen.empty() ? 0 : tile_rows * (ceil_div(seen.end, keys) - seen.begin / keys);
       });
@@ -212,31 +213,28 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   c->kernels = kernels(target.value());
   c->tiles = choose_tiles(*c->kernels, g);
   c->scratch_bytes = round_up(c->kernels->backward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
-  c->row_tiles = g.varlen ? g.h_k * (g.total_q * g.group / c->tiles.rows + g.b)
-                          : g.kv_heads() * ceil_div(g.s_q * g.group, c->tiles.rows);
+  const Count per_head = g.varlen ? Count{(Count{g.total_q} * g.group).value / c->tiles.rows} + g.b
+                                  : Count{g.b} * ceil_div(g.packed_rows(), c->tiles.rows);
+  const Count row_tiles = per_head * g.h_k;
 
   core::Draft draft;
   PlanInfo& info = draft.info;
   info.kernel = std::string("cpu.backward.") + to_string(target.value());
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
-  info.work_items = g.varlen ? g.h_k * (g.total_k / c->tiles.keys + g.b)
-                             : g.kv_heads() * ceil_div(g.s_k, c->tiles.keys);
-  info.threads = plan_threads(options);
+  info.work_items = g.varlen ? (Count{g.total_k / c->tiles.keys + g.b} * g.h_k).value
+                             : (Count{g.kv_heads()} * ceil_div(g.s_k, c->tiles.keys)).value;
+  info.threads = plan_threads(options, std::max(info.work_items, row_tiles.value));
   info.scratch_bytes_per_thread = c->scratch_bytes;
-  std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);
-  const auto reserve = [&bytes](std::int64_t count, std::size_t size) {
-    const std::size_t offset = bytes;
-    bytes += round_up(static_cast<std::size_t>(count) * size, 256);
-    return offset;
-  };
-  const std::int64_t rows = c->row_tiles * c->tiles.rows;
-  c->lse_offset = reserve(rows, sizeof(float));
-  c->d_offset = reserve(rows, sizeof(float));
-  c->dq_offset = reserve(rows * g.d_qk, sizeof(float));
-  c->turns_offset = reserve(c->row_tiles, sizeof(int));
-  if (g.varlen) c->index_offset = reserve(2 * (g.b + 1), sizeof(std::int64_t));
-  info.workspace_bytes = bytes;
+  WorkspaceLayout layout;
+  layout.reserve(info.threads, static_cast<std::int64_t>(c->scratch_bytes));
+  const Count rows = row_tiles * c->tiles.rows;
+  c->lse_offset = layout.reserve(rows, sizeof(float));
+  c->d_offset = layout.reserve(rows, sizeof(float));
+  c->dq_offset = layout.reserve(rows * g.d_qk, sizeof(float));
+  c->turns_offset = layout.reserve(row_tiles, sizeof(int));
+  if (g.varlen) c->index_offset = layout.reserve(2 * (g.b + 1), sizeof(std::int64_t));
+  info.workspace_bytes = static_cast<std::size_t>(layout.bytes.value);
   fill_figures(resolved, *c, info);
   draft.choices = std::move(c);
   return draft;

@@ -1,6 +1,8 @@
 #include "cpu/cpu.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/text.hpp"
 #include "cpu/driver.hpp"
@@ -80,6 +82,15 @@ std::optional<Error> decline(const core::Resolved& resolved) {
       return unsupported("", std::string(name) + " is " + to_string(spec->dtype) + "; must be f32");
     }
   }
+  const std::pair<const char*, double> factors[] = {
+      {"scale", resolved.scale}, {"softcap", resolved.problem.options.score.softcap}};
+  for (const auto& [name, value] : factors) {
+    // Below float's normal numbers it would lose digits, or all of them.
+    if (value != 0.0 && std::abs(value) < double{std::numeric_limits<float>::min()}) {
+      return unsupported("", std::string(name) + " is " + core::to_text(value) +
+                                 "; must be 0 or at least 2^-126 in size");
+    }
+  }
   const core::Geometry& g = resolved.geometry;
   if (g.d_qk > kMaxHeadDim || g.d_v > kMaxHeadDim) {
     return unsupported("", "head dimensions are " + std::to_string(g.d_qk) + " and " +
@@ -101,8 +112,9 @@ Figure visible_pairs(const core::Resolved& resolved) {
   return {(core::Count{g.total_q} * most * g.h_q).value, false};
 }
 
-int plan_threads(const PlanOptions& options) {
-  return options.threads > 0 ? options.threads : default_threads();
+int plan_threads(const PlanOptions& options, std::int64_t items) {
+  const int threads = options.threads > 0 ? options.threads : default_threads();
+  return static_cast<int>(std::clamp<std::int64_t>(items, 1, threads));
 }
 
 }  // namespace abacist::cpu

@@ -16,7 +16,9 @@ namespace abacist::cpu {
 constexpr std::size_t round_up(std::size_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return a / b + (a % b > 0 ? 1 : 0);
+}
 
 /// Rows of `sequence` and heads from `head` on, of a q-, k-, v- or o-shaped operand.
 template <class Void>
@@ -69,8 +71,22 @@ Figure tile_visits(const core::Resolved& resolved, std::int64_t first, std::int6
   return {(sum * g.kv_heads()).value, true};
 }
 
-/// Threads of a plan.
-int plan_threads(const PlanOptions& options);
+/// Threads of a plan whose work comes in `items` pieces.
+int plan_threads(const PlanOptions& options, std::int64_t items);
+
+/// Cuts a workspace into 256-byte aligned parts; sizes past 63 bits stop at the largest number, so
+/// that no real workspace is ever large enough.
+struct WorkspaceLayout {
+  core::Count bytes = 0;
+
+  /// Appends `count` elements; returns their offset.
+  std::size_t reserve(core::Count count, std::int64_t size) {
+    const auto offset = static_cast<std::size_t>(bytes.value);
+    const core::Count wanted = count * size + 255;
+    bytes = bytes + (wanted == core::Count::largest() ? wanted : wanted.value / 256 * 256);
+    return offset;
+  }
+};
 
 /// Counts finished items and reports their share.
 class Progress {

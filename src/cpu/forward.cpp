@@ -14,6 +14,8 @@
 namespace abacist::cpu {
 namespace {
 
+using core::Count;
+
 /// Fewer items than this leave threads of a large machine idle: cut smaller tiles, then split keys.
 constexpr std::int64_t kEnoughItems = 48;
 constexpr std::int64_t kFewItems = 32;
@@ -40,11 +42,12 @@ struct ForwardChoices {
 /// it takes a fifth of the time, at 768 3% (d 128, Zen 4: 78.7, 91.5 and 98.5 GFLOP/s at 96, 384
 /// and 768 rows).
 Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
-  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t packed = g.packed_rows();
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t most = std::max<std::int64_t>(262144 / (g.d_qk + g.d_v), panel);
   std::int64_t rows = std::min({std::int64_t{768}, most, kMaxPanels * panel});
-  while (rows > 96 && g.kv_heads() * ceil_div(packed, rows) < kEnoughItems) rows /= 2;
+  const Count heads = g.kv_heads();
+  while (rows > 96 && (heads * ceil_div(packed, rows)).value < kEnoughItems) rows /= 2;
   std::int64_t keys = std::clamp<std::int64_t>(24576 / (g.d_qk + g.d_v), 32, 96);
   keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
   keys = ceil_div(keys, kernels.key_step) * kernels.key_step;
@@ -54,10 +57,11 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
 /// Cuts the rows of a head: a quarter into small tiles (not for varlen, nor where rows are few),
 /// the rest evenly.
 void cut_rows(const core::Geometry& g, ForwardChoices& c) {
-  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t packed = g.packed_rows();
   const std::int64_t panel = c.kernels->panel_rows;
   c.small_rows = ceil_div(std::max<std::int64_t>(c.tiles.rows / 4, 96), panel) * panel;
-  const bool many = !g.varlen && g.kv_heads() * ceil_div(packed, c.tiles.rows) >= kFewItems;
+  const Count tiles = Count{g.kv_heads()} * ceil_div(packed, c.tiles.rows);
+  const bool many = !g.varlen && tiles.value >= kFewItems;
   if (many && c.small_rows < c.tiles.rows) c.small_tiles = packed / 4 / c.small_rows;
   const std::int64_t rest = packed - c.small_end();
   c.row_tiles = ceil_div(rest, c.tiles.rows);
@@ -66,13 +70,12 @@ void cut_rows(const core::Geometry& g, ForwardChoices& c) {
 }
 
 std::int64_t choose_splits(const core::Geometry& g, std::int64_t row_tiles) {
-  const std::int64_t items = g.kv_heads() * row_tiles;
+  const std::int64_t items = (Count{g.kv_heads()} * row_tiles).value;
   if (items == 0 || items >= kFewItems) return 1;
   return std::max<std::int64_t>(std::min(ceil_div(kFewItems, items), g.s_k / kMinKeysOfSplit), 1);
 }
 
 void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanInfo& info) {
-  using core::Count;
   const core::Geometry& g = resolved.geometry;
   const Operands& x = resolved.problem.operands;
   info.visible_pairs = visible_pairs(resolved);
@@ -83,7 +86,7 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
   const Count once = rows * (g.d_qk * in + g.d_v * size_of(x.o.dtype) + (x.lse.present() ? 4 : 0));
   // K and V pass once per tile of rows; a tile reads the union of its rows' intervals.
   const auto seen_keys = [](core::Interval seen, std::int64_t) { return seen.size(); };
-  const std::int64_t packed = g.s_q * g.group;
+  const std::int64_t packed = g.packed_rows();
   const Figure small = tile_visits(resolved, 0, c.small_end(), c.small_rows, seen_keys);
   const Figure large = tile_visits(resolved, c.small_end(), packed, c.tiles.rows, seen_keys);
   const Count keys = Count{small.value} + large.value;
@@ -234,22 +237,18 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
   info.splits = c->splits;
-  info.work_items = g.kv_heads() * (c->row_tiles + c->small_tiles) * c->splits;
-  info.threads = plan_threads(options);
+  info.work_items = (Count{g.kv_heads()} * (c->row_tiles + c->small_tiles) * c->splits).value;
+  info.threads = plan_threads(options, info.work_items);
   info.scratch_bytes_per_thread = c->scratch_bytes;
-  std::size_t bytes = c->scratch_bytes * static_cast<std::size_t>(info.threads);
-  const auto reserve = [&bytes](std::int64_t count, std::size_t size) {
-    const std::size_t offset = bytes;
-    bytes += round_up(static_cast<std::size_t>(count) * size, 256);
-    return offset;
-  };
-  if (g.varlen) c->index_offset = reserve(g.b + 1, sizeof(std::int64_t));
+  WorkspaceLayout layout;
+  layout.reserve(info.threads, static_cast<std::int64_t>(c->scratch_bytes));
+  if (g.varlen) c->index_offset = layout.reserve(g.b + 1, sizeof(std::int64_t));
   if (c->splits > 1) {
-    const std::int64_t rows = c->splits * g.total_q * g.h_q;
-    c->partials_offset = reserve(rows * g.d_v, sizeof(float));
-    c->lse_offset = reserve(rows, sizeof(float));
+    const Count rows = Count{c->splits} * g.total_q * g.h_q;
+    c->partials_offset = layout.reserve(rows * g.d_v, sizeof(float));
+    c->lse_offset = layout.reserve(rows, sizeof(float));
   }
-  info.workspace_bytes = bytes;
+  info.workspace_bytes = static_cast<std::size_t>(layout.bytes.value);
   fill_figures(resolved, *c, info);
   draft.choices = std::move(c);
   return draft;

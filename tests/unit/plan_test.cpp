@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "abacist/abacist.hpp"
 #include "support/case.hpp"
@@ -143,6 +144,16 @@ TEST(PlanChoices, TilesAndSplitsDoNotDependOnThreads) {
       EXPECT_EQ(many->info().keys, one->info().keys);
       EXPECT_EQ(many->info().splits, one->info().splits);
     }
+  }
+}
+
+TEST(PlanChoices, NoMoreThreadsThanPiecesOfWork) {
+  constexpr int kMany = std::numeric_limits<int>::max();
+  for (const auto& planned :
+       {plan_forward({}, {.threads = kMany}), plan_backward({}, {.threads = kMany})}) {
+    ASSERT_TRUE(planned.ok());
+    EXPECT_LE(planned->info().threads, 4);
+    EXPECT_LE(planned->info().workspace_bytes, std::size_t{4} << 20);
   }
 }
 
