@@ -26,8 +26,10 @@ BasicOperand<Void> view(const BasicTensor<Void>& tensor, std::int64_t sequence, 
                         std::int64_t head) {
   using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
   const core::RowStrides s(tensor);
-  return {static_cast<Byte*>(tensor.data) + s.at(sequence, first, head) * size_of(tensor.dtype),
-          tensor.dtype, s.row, s.head, s.dim};
+  auto* data = static_cast<Byte*>(tensor.data);
+  // Null only where there is no element, and then no offset may be added.
+  if (data != nullptr) data += s.at(sequence, first, head) * size_of(tensor.dtype);
+  return {data, tensor.dtype, s.row, s.head, s.dim};
 }
 
 /// The same of an LSE-shaped operand; data is null if it is absent.

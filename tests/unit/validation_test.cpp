@@ -407,6 +407,18 @@ TEST(Validation, WorkspaceApartFromTheOperands) {
   }
 }
 
+// For the undefined behaviour sanitizer: no offset of a head may be added to a null pointer.
+TEST(Validation, NoKeysNeedNoData) {
+  Good good(Case{.h_k = 2, .s_q = 3, .s_k = 0});
+  good.forward.k.data = good.forward.v.data = nullptr;
+  good.backward.k.data = good.backward.v.data = nullptr;
+  good.backward.dk.data = good.backward.dv.data = nullptr;
+  EXPECT_TRUE(forward(good.forward, good.options, {.backend = Backend::cpu}).ok());
+  EXPECT_TRUE(backward(good.backward, good.options, {.backend = Backend::cpu}).ok());
+  for (const double value : good.results.o.values()) EXPECT_EQ(value, 0.0);
+  for (const double value : good.gradients.dq.values()) EXPECT_EQ(value, 0.0);
+}
+
 TEST(Validation, AnEmptyPlanIsAnErrorToRun) {
   const Good good;
   const Plan none;
