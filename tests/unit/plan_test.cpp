@@ -244,5 +244,44 @@ TEST(Forcing, AForcedBackendThatCannotServeIsAnError) {
   EXPECT_FALSE(plan_forward(c, {}).ok());
 }
 
+// Sizes whose products pass 64 bits although the operands alone do not.
+TEST(Plan, ProductsOfValidSizesDoNotOverflow) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  Problem p;
+  Operands& x = p.operands;
+  x.q = x.o = contiguous(DType::f32, {kMost, 1, 1, 4});
+  x.k = x.v = contiguous(DType::f32, {1, kMost, 1, 4});
+  const Status mismatch = validate(p);
+  ASSERT_FALSE(mismatch.ok());
+  EXPECT_EQ(mismatch.error().argument, "k");
+
+  // f16, [total, h, d]: many heads of a group, short sequences of a long buffer.
+  const auto varlen = [&](std::int64_t rows, std::int64_t h_q, std::int64_t d, MaxLengths most) {
+    x.q = x.o = x.d_o = x.dq = contiguous(DType::f16, {rows, h_q, d});
+    x.k = x.v = x.dk = x.dv = contiguous(DType::f16, {std::int64_t{1} << 20, 1, d});
+    x.lse = contiguous(DType::f32, {h_q, rows});
+    x.cu_seqlens_q = x.cu_seqlens_k = contiguous(DType::i32, {2});
+    p.options.max_lengths = most;
+  };
+  const auto workspace_bytes = [&](Pass pass) {
+    p.pass = pass;
+    if (pass == Pass::forward) x.d_o = x.dq = x.dk = x.dv = {};
+    const auto planned = plan(p, {.backend = Backend::cpu});
+    EXPECT_TRUE(planned.ok());
+    return planned.ok() ? planned->info().workspace_bytes : 0;
+  };
+  for (const Pass pass : {Pass::backward, Pass::forward}) {
+    varlen(0, kMost, 1, {kMost, kMost});
+    EXPECT_LT(workspace_bytes(pass), std::size_t{1} << 30);
+  }
+  varlen(kMost, 1 << 14, 16, {1, 1 << 20});
+  EXPECT_GE(workspace_bytes(Pass::backward), std::size_t{1} << 60);
+  x = {};
+  x.q = x.o = x.d_o = x.dq = contiguous(DType::f16, {kMost, 1, 1 << 18, 1});
+  x.k = x.v = x.dk = x.dv = x.q;
+  x.lse = contiguous(DType::f32, {kMost, 1 << 18, 1});
+  EXPECT_GE(workspace_bytes(Pass::backward), std::size_t{1} << 60);
+}
+
 }  // namespace
 }  // namespace abacist::testing
