@@ -35,10 +35,10 @@ Status plan_and_run(const Tensors& tensors, const Options& options, const PlanOp
   return planned->run(tensors, with_workspace);
 }
 
-}  // namespace
-
-Problem make_problem(const ForwardTensors& t, const Options& options) {
-  Problem problem{Pass::forward, {}, options};
+/// The operands that both passes have.
+template <class Tensors>
+Problem shared_problem(Pass pass, const Tensors& t, const Options& options) {
+  Problem problem{pass, {}, options};
   Operands& x = problem.operands;
   x.q = t.q;
   x.k = t.k;
@@ -51,22 +51,20 @@ Problem make_problem(const ForwardTensors& t, const Options& options) {
   return problem;
 }
 
+}  // namespace
+
+Problem make_problem(const ForwardTensors& t, const Options& options) {
+  return shared_problem(Pass::forward, t, options);
+}
+
 Problem make_problem(const BackwardTensors& t, const Options& options) {
-  Problem problem{Pass::backward, {}, options};
+  Problem problem = shared_problem(Pass::backward, t, options);
   Operands& x = problem.operands;
-  x.q = t.q;
-  x.k = t.k;
-  x.v = t.v;
-  x.o = t.o;
-  x.lse = t.lse;
   x.d_o = t.d_o;
   x.d_lse = t.d_lse;
   x.dq = t.dq;
   x.dk = t.dk;
   x.dv = t.dv;
-  x.alibi_slopes = t.alibi_slopes;
-  x.cu_seqlens_q = t.cu_seqlens_q;
-  x.cu_seqlens_k = t.cu_seqlens_k;
   return problem;
 }
 

@@ -6,7 +6,7 @@
 // [keys][4], so that both products are `multiply` of gemm-inl.h:
 //   S^T[key][row] = sum_c K[key][c] Q^T[c][row],  O^T[c][row] += sum_key V^T[c][key] P^T[key][row].
 // Per panel and block: the scores with their running maximum in the epilogue, one exp2 pass, the
-// second product with the rescaling of O folded into the load of its accumulators. Only panels that
+// second product with the rescaling of O folded into adding the block to it. Only panels that
 // a mask edge crosses, or scores with softcap or ALiBi, take the pass in `modify_scores`.
 //
 // Slow memory per item: Q, O, LSE once; K and V of the visible keys once. FLOPs: 2 (d_qk + d_v) per
@@ -82,7 +82,7 @@ HWY_NOINLINE void score_products(const ForwardScratch& x, const float* q, size_t
   }
 }
 
-/// Scores to probabilities in place; maximum and sum move on; returns the factor for O.
+/// Scores to probabilities in place; maximum and sum move on; `correction` is the factor for O.
 HWY_NOINLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0, size_t j1,
                                const V (&largest)[kVectors], V (&correction)[kVectors]) {
   const F f;

@@ -82,7 +82,7 @@ HWY_INLINE void prefetch_rows(const Operand& x, std::int64_t group, std::int64_t
   }
 }
 
-/// Interleaves four float rows: out[k * 4 + m] = row_m[k]. Null rows are zero.
+/// Interleaves four float rows: out[k * 4 + m] = row_m[k].
 HWY_INLINE void interleave4(const float* r0, const float* r1, const float* r2, const float* r3,
                             size_t depth, float* HWY_RESTRICT out) {
   size_t k = 0;
