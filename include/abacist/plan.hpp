@@ -10,9 +10,14 @@
 #include "abacist/problem.hpp"
 #include "abacist/status.hpp"
 
+struct CUstream_st;  // CUDA's; cudaStream_t and CUstream are pointers to it
+
 namespace abacist {
 
-enum class Backend : std::uint8_t { automatic, cpu, reference };
+/// Where work of a GPU is enqueued: a cudaStream_t, in a header that needs no CUDA.
+using Stream = ::CUstream_st*;
+
+enum class Backend : std::uint8_t { automatic, cpu, reference, cuda };
 
 ABACIST_API const char* to_string(Backend backend) noexcept;
 
@@ -23,7 +28,7 @@ struct PlanOptions {
   Backend backend = Backend::automatic;
   /// Threads that a run may use at most (never more than the work has pieces); 0: as many as the
   /// calling thread's oneTBB arena has (the default arena honours the affinity mask). Never changes
-  /// a result's bits.
+  /// a result's bits, and means nothing on a GPU.
   int threads = 0;
 };
 
@@ -41,15 +46,24 @@ struct PlanInfo {
   /// Parts that the keys of a row are cut into; a function of the problem.
   std::int64_t splits = 1;
   std::int64_t work_items = 0;
-  int threads = 1;
+  int threads = 1;                  ///< that a run uses; on a GPU those of a block
+  int grid = 0;                     ///< blocks of the launch; 0 on the host
   std::size_t workspace_bytes = 0;  ///< shared part + threads * scratch_bytes_per_thread
   std::size_t scratch_bytes_per_thread = 0;
   Figure visible_pairs;  ///< (query row, key) pairs that the mask lets see each other, all heads
   Figure flops;          ///< of those pairs: 2 (d_qk + d_v) forward, 2 (3 d_qk + 2 d_v) backward
-  Figure slow_memory_bytes;  ///< to and from slow memory, each tile counted as often as it moves
+  Figure slow_memory_bytes;  ///< to and from slow memory, each tile counted as often as it moves;
+                             ///< on a GPU between the L2 cache and the multiprocessors
+  Figure operand_bytes;      ///< each operand once: no implementation moves less
   Figure standard_memory_bytes;  ///< the same for attention that writes scores and probabilities
   bool deterministic = true;     ///< same bits on every run, thread count and timing
   std::vector<std::string> declined;  ///< "name: reason" of each implementation passed over
+};
+
+/// Bits of a device run's status word: which operand in device memory broke its rules.
+struct DeviceFault {
+  static constexpr std::uint32_t cu_seqlens_q = 1;
+  static constexpr std::uint32_t cu_seqlens_k = 2;
 };
 
 /// Caller-owned memory for one run at a time; any initial content.
@@ -61,10 +75,17 @@ struct Workspace {
 inline constexpr std::size_t kWorkspaceAlignment = 256;
 
 struct RunOptions {
-  /// A plan's run needs one of info().workspace_bytes, aligned to kWorkspaceAlignment (empty is
-  /// fine if that is 0). The one-line calls allocate when it is empty.
+  /// A plan's run needs one of info().workspace_bytes, aligned to kWorkspaceAlignment and in the
+  /// memory of the tensors' device (empty is fine if that is 0). The one-line calls allocate when
+  /// it is empty: host memory, or cudaMallocAsync and cudaFreeAsync on the stream.
   Workspace workspace{};
+  /// Tensors on a GPU: the run is enqueued here, in order, and returns without waiting; the default
+  /// null is CUDA's legacy default stream. It must belong to the tensors' device, and may be under
+  /// capture: a run with a workspace allocates nothing and waits for nothing. An error where the
+  /// tensors are on the host.
+  Stream stream = nullptr;
   /// Called now and then from worker threads with the share done so far, in [0, 1]. Must not throw.
+  /// Runs on a GPU never call it: they are over, for the host, once they are enqueued.
   void (*progress)(double done, void* context) = nullptr;
   void* progress_context = nullptr;
 };
@@ -81,10 +102,29 @@ class ABACIST_API Plan {
   Status run(const ForwardTensors& tensors, const RunOptions& options = {}) const;
   Status run(const BackwardTensors& tensors, const RunOptions& options = {}) const;
 
+  /// What the last run with this workspace found in operands that only the device reads (varlen:
+  /// cu_seqlens). Waits for `options.stream`, then reads the status word. Ok, or an
+  /// invalid_argument error that names the operand. Such data never makes a run touch memory
+  /// outside its operands; the rows of a sequence whose lengths break the rules are unspecified.
+  /// Plans without such operands are always fine and do not wait.
+  ///
+  ///     Status s = p->run(tensors, {.workspace = mine, .stream = stream});
+  ///     if (s) s = p->device_status({.workspace = mine, .stream = stream});
+  ///
+  /// To read it without waiting (in a graph, say), copy the first 4 bytes of the workspace: a
+  /// uint32 of DeviceFault bits, 0 if all was well.
+  Status device_status(const RunOptions& options) const;
+
   struct State;  // not part of the API
 
  private:
   friend ABACIST_API Result<Plan> plan(const Problem&, const PlanOptions&);
+  friend ABACIST_API Status forward(const ForwardTensors&, const Options&, const PlanOptions&,
+                                    const RunOptions&);
+  friend ABACIST_API Status backward(const BackwardTensors&, const Options&, const PlanOptions&,
+                                     const RunOptions&);
+  template <class Tensors>
+  Status run_allocating(const Tensors& tensors, const RunOptions& options) const;
   std::shared_ptr<const State> state_;
 };
 

@@ -1,39 +1,8 @@
-// One-line calls, and the problem that tensors pose.
+// The problem that tensors pose. (The one-line calls are in plan.cpp.)
 #include "abacist/attention.hpp"
-
-#include <cstdlib>
-#include <memory>
-#include <new>
-
-#include "api/validate.hpp"
 
 namespace abacist {
 namespace {
-
-struct Free {
-  void operator()(void* memory) const { std::free(memory); }  // NOLINT(cppcoreguidelines-no-malloc)
-};
-
-template <class Tensors>
-Status plan_and_run(const Tensors& tensors, const Options& options, const PlanOptions& plan_options,
-                    const RunOptions& run_options) {
-  const auto planned = plan(make_problem(tensors, options), plan_options);
-  if (!planned) return planned.error();
-  const std::size_t bytes = planned->info().workspace_bytes;
-  if (bytes == 0 || run_options.workspace.data != nullptr) {
-    return planned->run(tensors, run_options);
-  }
-  const std::size_t rounded =
-      (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-  const std::unique_ptr<void, Free> memory(std::aligned_alloc(kWorkspaceAlignment, rounded));
-  if (!memory) {
-    return Error{ErrorCode::out_of_memory, "workspace",
-                 "could not allocate " + std::to_string(rounded) + " bytes"};
-  }
-  RunOptions with_workspace = run_options;
-  with_workspace.workspace = {memory.get(), rounded};
-  return planned->run(tensors, with_workspace);
-}
 
 /// The operands that both passes have.
 template <class Tensors>
@@ -66,16 +35,6 @@ Problem make_problem(const BackwardTensors& t, const Options& options) {
   x.dk = t.dk;
   x.dv = t.dv;
   return problem;
-}
-
-Status forward(const ForwardTensors& tensors, const Options& options,
-               const PlanOptions& plan_options, const RunOptions& run_options) {
-  return plan_and_run(tensors, options, plan_options, run_options);
-}
-
-Status backward(const BackwardTensors& tensors, const Options& options,
-                const PlanOptions& plan_options, const RunOptions& run_options) {
-  return plan_and_run(tensors, options, plan_options, run_options);
 }
 
 }  // namespace abacist

@@ -109,8 +109,9 @@ double all_pairs(const Problem& problem) {
 std::string kernel_lines(const PlanInfo& info) {
   std::string text = line("kernel", info.kernel);
   text += line("tiles", plural(info.rows, "query row") + " x " + plural(info.keys, "key"));
-  std::string schedule =
-      plural(info.work_items, "work item") + " on " + plural(info.threads, "thread");
+  std::string schedule = plural(info.work_items, "work item") + " on ";
+  if (info.grid > 0) schedule += plural(info.grid, "block") + " of ";
+  schedule += plural(info.threads, "thread");
   schedule += info.splits > 1 ? "; keys in " + plural(info.splits, "part") + ", merged"
                               : "; keys not split";
   return text + line("schedule", schedule);
@@ -125,6 +126,7 @@ std::string cost_lines(const Problem& problem, const PlanInfo& info) {
   std::string text = line("scores", pairs);
   text += line("work", scaled(info.flops, "FLOP"));
   std::string traffic = scaled(info.slow_memory_bytes, "B");
+  traffic += "; each operand once: " + scaled(info.operand_bytes, "B");
   traffic += "; attention that writes its scores moves " + scaled(info.standard_memory_bytes, "B");
   text += line("slow memory", traffic);
   text += line("workspace", scaled(static_cast<double>(info.workspace_bytes), "B") + ", of which " +

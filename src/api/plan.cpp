@@ -4,9 +4,11 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "abacist/attention.hpp"
 #include "api/registry.hpp"
 #include "api/tensors.hpp"
 #include "api/validate.hpp"
+#include "core/figures.hpp"
 
 namespace abacist {
 
@@ -22,14 +24,15 @@ namespace {
 Result<Backend> forced_backend(const PlanOptions& options) {
   const char* name = std::getenv("ABACIST_BACKEND");
   if (name == nullptr || *name == '\0') return options.backend;
-  for (const Backend backend : {Backend::automatic, Backend::cpu, Backend::reference}) {
+  for (const Backend backend :
+       {Backend::automatic, Backend::cpu, Backend::reference, Backend::cuda}) {
     if (std::string_view(name) != to_string(backend)) continue;
     if (options.backend == Backend::automatic || options.backend == backend) return backend;
     // An explicit choice of the caller (an oracle beside the backend under test) stands.
     return options.backend;
   }
-  return api::invalid("ABACIST_BACKEND",
-                      std::string("is \"") + name + "\", must be automatic, cpu or reference");
+  return api::invalid("ABACIST_BACKEND", std::string("is \"") + name +
+                                             "\", must be automatic, cpu, reference or cuda");
 }
 
 template <class Tensors>
@@ -37,6 +40,10 @@ Status run_checked(const Plan::State* state, const Tensors& tensors, const RunOp
                    Status (*run)(const Plan::State&, const Tensors&, const RunOptions&)) {
   if (state == nullptr) return api::invalid("plan", "is empty, must come from plan()");
   const PlanInfo& info = state->draft.info;
+  const Device device = state->resolved.problem.operands.q.device;
+  if (options.stream != nullptr && device.type == DeviceType::cpu) {
+    return api::invalid("stream", "is given, but the tensors are on the host");
+  }
   if (Status s = api::check_workspace(info, options.workspace); !s) return s;
   const Workspace used{options.workspace.data, info.workspace_bytes};
   if (Status s = api::check_tensors(state->resolved, tensors, used); !s) return s;
@@ -68,6 +75,7 @@ Result<Plan> plan(const Problem& problem, const PlanOptions& options) {
     auto state = std::make_shared<Plan::State>();
     state->resolved = std::move(resolved).value();
     state->draft = std::move(draft).value();
+    state->draft.info.operand_bytes = core::operand_bytes(state->resolved);
     state->draft.info.declined = std::move(declined);
     state->implementation = candidate;
     Plan result;
@@ -102,6 +110,41 @@ Status Plan::run(const BackwardTensors& tensors, const RunOptions& options) cons
       [](const State& s, const BackwardTensors& t, const RunOptions& o) {
         return s.implementation->backward({s.resolved, s.draft, t, o});
       });
+}
+
+Status Plan::device_status(const RunOptions& options) const {
+  if (state_ == nullptr) return api::invalid("plan", "is empty, must come from plan()");
+  if (state_->implementation->device_status == nullptr) return {};
+  if (Status s = api::check_workspace(state_->draft.info, options.workspace); !s) return s;
+  return state_->implementation->device_status(state_->resolved, state_->draft, options);
+}
+
+template <class Tensors>
+Status Plan::run_allocating(const Tensors& tensors, const RunOptions& options) const {
+  const std::size_t bytes = info().workspace_bytes;
+  if (bytes == 0 || options.workspace.data != nullptr) return run(tensors, options);
+  const core::Memory& memory = state_->implementation->memory;
+  const auto allocated = memory.allocate(bytes, state_->resolved, options);
+  if (!allocated) return allocated.error();
+  RunOptions with_workspace = options;
+  with_workspace.workspace = {allocated.value(), bytes};
+  const Status ran = run(tensors, with_workspace);
+  const Status released = memory.release(allocated.value(), state_->resolved, options);
+  return ran ? released : ran;
+}
+
+Status forward(const ForwardTensors& tensors, const Options& options,
+               const PlanOptions& plan_options, const RunOptions& run_options) {
+  const auto planned = plan(make_problem(tensors, options), plan_options);
+  if (!planned) return planned.error();
+  return planned->run_allocating(tensors, run_options);
+}
+
+Status backward(const BackwardTensors& tensors, const Options& options,
+                const PlanOptions& plan_options, const RunOptions& run_options) {
+  const auto planned = plan(make_problem(tensors, options), plan_options);
+  if (!planned) return planned.error();
+  return planned->run_allocating(tensors, run_options);
 }
 
 }  // namespace abacist

@@ -51,6 +51,15 @@ Status check_extents(const char* name, const TensorSpec& spec) {
   return {};
 }
 
+Status check_device(const char* name, Device device) {
+  if (device.type != DeviceType::cpu && device.type != DeviceType::cuda) {
+    return invalid(name, "device type is " + std::to_string(static_cast<int>(device.type)) +
+                             ", must be cpu or cuda");
+  }
+  if (device.index >= 0) return {};
+  return invalid(name, "device index is " + std::to_string(device.index) + ", must be at least 0");
+}
+
 Status check_float(const char* name, const TensorSpec& spec) {
   if (spec.dtype != DType::i32) return {};
   return invalid(name, "dtype is i32, must be a floating-point type");
@@ -124,6 +133,7 @@ class Validator {
         continue;
       }
       if (Status s = check_view(operand.name, *operand.spec, operand.output); !s) return s;
+      if (Status s = check_device(operand.name, operand.spec->device); !s) return s;
       if (operand.spec->device != x_.q.device) {
         return invalid(operand.name, "is on " + core::to_text(operand.spec->device) +
                                          ", but q is on " + core::to_text(x_.q.device));

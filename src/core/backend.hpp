@@ -6,6 +6,7 @@
 
 #include "abacist/plan.hpp"
 #include "core/geometry.hpp"
+#include "core/host_memory.hpp"
 
 namespace abacist::core {
 
@@ -29,6 +30,12 @@ struct BackwardCall {
   const RunOptions& options;
 };
 
+/// Where the one-line calls get their workspace, kWorkspaceAlignment-aligned.
+struct Memory {
+  Result<void*> (*allocate)(std::size_t bytes, const Resolved&, const RunOptions&);
+  Status (*release)(void* memory, const Resolved&, const RunOptions&);
+};
+
 struct Implementation {
   const char* name;
   Backend backend;
@@ -36,6 +43,9 @@ struct Implementation {
   Result<Draft> (*plan)(const Resolved&, const PlanOptions&);
   Status (*forward)(const ForwardCall&);
   Status (*backward)(const BackwardCall&);
+  Memory memory = {host_allocate, host_release};
+  /// Plan::device_status; null where every operand is checked before a run.
+  Status (*device_status)(const Resolved&, const Draft&, const RunOptions&) = nullptr;
 };
 
 }  // namespace abacist::core

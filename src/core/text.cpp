@@ -73,6 +73,8 @@ const char* to_string(Backend backend) noexcept {
       return "cpu";
     case Backend::reference:
       return "reference";
+    case Backend::cuda:
+      return "cuda";
   }
   return "unknown";
 }

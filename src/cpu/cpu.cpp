@@ -99,19 +99,6 @@ std::optional<Error> decline(const core::Resolved& resolved) {
   return std::nullopt;
 }
 
-Figure visible_pairs(const core::Resolved& resolved) {
-  const core::Geometry& g = resolved.geometry;
-  const Mask& mask = resolved.problem.options.mask;
-  if (!g.varlen) {
-    const std::int64_t pairs = core::mask_rule(mask, g.s_q, g.s_k).pairs(g.s_q);
-    return {(core::Count{pairs} * g.b * g.h_q).value, true};
-  }
-  // Each query row sees at most min(max s_k, window) keys.
-  const core::MaskRule rule = core::mask_rule(mask, g.s_q, g.s_k);
-  const std::int64_t most = std::min({g.s_k, rule.left + rule.right + 1, g.total_k});
-  return {(core::Count{g.total_q} * most * g.h_q).value, false};
-}
-
 int plan_threads(const PlanOptions& options, std::int64_t items) {
   const int threads = options.threads > 0 ? options.threads : default_threads();
   return static_cast<int>(std::clamp<std::int64_t>(items, 1, threads));

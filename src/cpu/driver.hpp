@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/backend.hpp"
+#include "core/figures.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/simd/kernels.hpp"
 
@@ -47,9 +48,6 @@ ScoreRule score_rule(const core::Resolved& resolved, const ConstTensor& slopes,
 
 /// Why the CPU backend cannot serve, if so; the rules that forward and backward share.
 std::optional<Error> decline(const core::Resolved& resolved);
-
-/// Visible (query, key) pairs over all heads and sequences; an upper bound for varlen.
-Figure visible_pairs(const core::Resolved& resolved);
 
 /// Sum of visit(keys that the tile sees, rows of the tile) over the row tiles that cut packed rows
 /// [first, last) of every head into pieces of `rows`. An upper bound for varlen, and for more tiles

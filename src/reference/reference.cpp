@@ -6,6 +6,7 @@
 #include <atomic>
 #include <mutex>
 
+#include "core/figures.hpp"
 #include "core/saturate.hpp"
 #include "cpu/parallel.hpp"
 #include "reference/attention.hpp"
@@ -28,7 +29,7 @@ constexpr std::int64_t kCountedRows = std::int64_t{1} << 16;  // a plan stays be
 
 /// Pairs that see each other: counted row by row, or the product of the lengths where that would
 /// take long or the lengths are data.
-Figure visible_pairs(const core::Resolved& resolved) {
+Figure counted_pairs(const core::Resolved& resolved) {
   const core::Geometry& g = resolved.geometry;
   if (g.varlen) {
     return {(Count{g.total_q} * std::min(g.s_k, g.total_k) * g.h_q).value, false};
@@ -41,28 +42,14 @@ Figure visible_pairs(const core::Resolved& resolved) {
   return {(pairs * heads).value, true};
 }
 
-/// Bytes of the elements of all operands.
-Count operand_bytes(const Operands& x) {
-  Count bytes = 0;
-  for (const TensorSpec* spec : {&x.q, &x.k, &x.v, &x.o, &x.lse, &x.d_o, &x.d_lse, &x.dq, &x.dk,
-                                 &x.dv, &x.alibi_slopes, &x.cu_seqlens_q, &x.cu_seqlens_k}) {
-    Count of_one = spec->present() ? size_of(spec->dtype) : 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec->rank); ++axis) {
-      of_one = of_one * spec->shape[axis];
-    }
-    bytes = bytes + of_one;
-  }
-  return bytes;
-}
-
 void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
   const core::Geometry& g = resolved.geometry;
   const bool backward = resolved.problem.pass == Pass::backward;
-  info.visible_pairs = visible_pairs(resolved);
+  info.visible_pairs = counted_pairs(resolved);
   const std::int64_t per_pair = backward ? 6 * g.d_qk + 4 * g.d_v : 2 * (g.d_qk + g.d_v);
   info.flops = {(Count{info.visible_pairs.value} * per_pair).value, info.visible_pairs.exact};
   // K and V are read once for their whole group, and every other operand once.
-  const Count operands = operand_bytes(resolved.problem.operands);
+  const Count operands = core::operand_bytes(resolved).value;
   info.slow_memory_bytes = {operands.value, !g.varlen};
   // Scores and probabilities in float, each written and read once; backward: P read, written and
   // read again, dP and dS written and read.

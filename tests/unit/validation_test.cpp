@@ -323,23 +323,6 @@ TEST(Validation, CumulativeLengths) {
       &c);
 }
 
-TEST(Validation, Devices) {
-  expect_forward_error("k", "cuda:1", [](Good& g) { g.forward.k.device = {DeviceType::cuda, 1}; });
-}
-
-TEST(Validation, NoBackendTakesTensorsOfAnAbsentDevice) {
-  Good good;
-  const Device gpu{DeviceType::cuda, 0};
-  good.forward.q.device = good.forward.k.device = good.forward.v.device = gpu;
-  good.forward.o.device = good.forward.lse.device = gpu;
-  for (const Backend backend : {Backend::automatic, Backend::cpu, Backend::reference}) {
-    const Status status = forward(good.forward, good.options, {.backend = backend});
-    ASSERT_FALSE(status.ok());
-    EXPECT_EQ(status.error().code, ErrorCode::unsupported);
-  }
-  expect_untouched(good);
-}
-
 TEST(Validation, ThreadsMustNotBeNegative) {
   Good good;
   expect_error(forward(good.forward, good.options, {.threads = -1}), "threads", "at least 0");
