@@ -63,6 +63,8 @@ def from_ctest_junit(text):
         inner = from_gtest(output)
         if inner.total == 0:
             inner = from_unittest(output)
+        if inner.total == 0:
+            inner = from_checks(output)
         if status == "run" and inner.total > 0:
             results.add(inner)
         elif status == "run":

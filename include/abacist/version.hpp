@@ -1,10 +1,7 @@
 #pragma once
 
 #include "abacist/export.hpp"
-
-#define ABACIST_VERSION_MAJOR 0
-#define ABACIST_VERSION_MINOR 1
-#define ABACIST_VERSION_PATCH 0
+#include "abacist/version.h"
 
 namespace abacist {
 

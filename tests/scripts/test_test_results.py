@@ -64,6 +64,14 @@ class Ctest(unittest.TestCase):
                           "FAILED (errors=1, skipped=1)\n"))
         self.assertEqual((results.passed, len(results.failures), len(results.skips)), (2, 1, 1))
 
+    def test_checks_of_a_program_count(self):
+        checks = "ok a\nFAIL b: why\nskip c: because\n"
+        results = test_results.from_ctest_junit(junit("fail", checks))
+        self.assertEqual((results.passed, results.failures, results.skips),
+                         (1, ["b: why"], ["c: because"]))
+        crashed = test_results.from_ctest_junit(junit("fail", "ok a\nSegmentation fault\n"))
+        self.assertEqual((crashed.passed, crashed.failures), (1, ["t"]))
+
     def test_a_program_that_was_not_built_is_a_failure(self):
         results = test_results.from_ctest_junit(
             junit("notrun", message="Unable to find executable"))
