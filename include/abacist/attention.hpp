@@ -31,7 +31,9 @@ struct Partial {
 /// Merges partial results over disjoint key sets: `lse = log sum exp(lse_p)`,
 /// `o = sum exp(lse_p - lse) o_p`. (0, -inf) is neutral; one non-empty part is returned bit for bit
 /// (dtypes permitting). The parts are added in the order given. `o` and `lse` may not overlap the
-/// parts.
-ABACIST_API Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse = {});
+/// parts. `sinks`, f32 [h_q], joins the denominator of every row once (the parts carry none): lse
+/// and o are then those of ForwardTensors::sinks.
+ABACIST_API Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse = {},
+                         const ConstTensor& sinks = {});
 
 }  // namespace abacist

@@ -67,7 +67,9 @@ struct Operands {
   TensorSpec q, k, v, o, lse;
   TensorSpec d_o, d_lse, dq, dk, dv;
   TensorSpec alibi_slopes;
+  TensorSpec sinks, d_sinks;
   TensorSpec cu_seqlens_q, cu_seqlens_k;
+  TensorSpec key_lengths;
   bool operator==(const Operands&) const = default;
 };
 
@@ -91,6 +93,13 @@ struct ForwardTensors {
   ConstTensor cu_seqlens_q{};  ///< varlen only: i32 [b + 1], contiguous; starts with 0, ascending;
                                ///< Options::max_lengths must bound the lengths
   ConstTensor cu_seqlens_k{};  ///< varlen only: i32 [b + 1], contiguous
+  /// optional; f32 [h_q]: a raw logit per head (not scaled, capped or biased; -inf: none) whose exp
+  /// joins the denominator once. LSE includes it; a row that sees no key has LSE = sink. Partial
+  /// results for `merge` carry no sink: give it to `merge`.
+  ConstTensor sinks{};
+  /// dense only, optional; i32 [b], contiguous: sequence n has keys [0, key_lengths[n]) of its s_k;
+  /// what lies beyond is never read. The bottom-right alignment uses these lengths.
+  ConstTensor key_lengths{};
 };
 
 /// Operands of the backward pass: the forward's inputs and results, the gradient of the loss by O
@@ -105,6 +114,10 @@ struct BackwardTensors {
   ConstTensor d_lse{};  ///< optional; shape of lse, f32
   ConstTensor alibi_slopes{};
   ConstTensor cu_seqlens_q{}, cu_seqlens_k{};
+  ConstTensor sinks{};        ///< as in the forward pass
+  ConstTensor key_lengths{};  ///< as in the forward pass; dk and dv beyond a length are set to 0
+  Tensor d_sinks{};           ///< optional, with sinks; f32 [h_q]: -sum of exp(sink - LSE) D over
+                              ///< all rows, D = rowsum(dO o O) - dLSE
 };
 
 /// The problem that a set of tensors poses.

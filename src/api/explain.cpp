@@ -6,6 +6,7 @@
 #include <string>
 
 #include "abacist/plan.hpp"
+#include "core/operands.hpp"
 #include "core/text.hpp"
 
 namespace abacist {
@@ -53,7 +54,8 @@ std::string bound(std::int64_t value) {
   return value == kUnbounded ? "inf" : std::to_string(value);
 }
 
-std::string mask_text(const Options& options, bool alibi) {
+std::string mask_text(const Problem& problem) {
+  const Options& options = problem.options;
   const Mask& mask = options.mask;
   std::string text = mask.causal ? "causal" : "";
   const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
@@ -65,32 +67,18 @@ std::string mask_text(const Options& options, bool alibi) {
   add(mask.align == Align::bottom_right ? "bottom-right aligned" : "top-left aligned");
   if (options.score.scale) add("scale " + to_text(*options.score.scale));
   if (options.score.softcap != 0.0) add("softcap " + to_text(options.score.softcap));
-  if (alibi) add("ALiBi");
+  if (problem.operands.alibi_slopes.present()) add("ALiBi");
+  if (problem.operands.sinks.present()) add("sinks");
+  if (problem.operands.key_lengths.present()) add("key lengths");
   return text;
 }
 
 std::string operand_lines(const Problem& problem) {
-  const Operands& x = problem.operands;
-  const struct {
-    const char* name;
-    const TensorSpec& spec;
-  } all[] = {{"q", x.q},
-             {"k", x.k},
-             {"v", x.v},
-             {"o", x.o},
-             {"lse", x.lse},
-             {"d_o", x.d_o},
-             {"d_lse", x.d_lse},
-             {"dq", x.dq},
-             {"dk", x.dk},
-             {"dv", x.dv},
-             {"alibi_slopes", x.alibi_slopes},
-             {"cu_seqlens_q", x.cu_seqlens_q},
-             {"cu_seqlens_k", x.cu_seqlens_k}};
   std::string text;
-  for (const auto& [name, spec] : all) {
-    if (spec.present())
-      text += (text.empty() ? "" : ", ") + std::string(name) + " " + to_text(spec);
+  for (const core::OperandRule& rule : core::kOperands) {
+    const TensorSpec& spec = problem.operands.*rule.spec;
+    if (!spec.present()) continue;
+    text += (text.empty() ? "" : ", ") + std::string(rule.name) + " " + to_text(spec);
   }
   return line("operands", text);
 }
@@ -144,7 +132,7 @@ std::string explain(const Plan& plan) {
   const bool backward = problem.pass == Pass::backward;
   std::string text = line("pass", backward ? "backward" : "forward");
   text += operand_lines(problem);
-  text += line("mask", mask_text(problem.options, problem.operands.alibi_slopes.present()));
+  text += line("mask", mask_text(problem));
   text += kernel_lines(info);
   text += cost_lines(problem, info);
   for (const std::string& declined : info.declined) text += line("passed over", declined);

@@ -49,15 +49,27 @@ Status check_pair(const std::string& prefix, const ConstTensor& o, const ConstTe
   return {};
 }
 
+Status check_sinks(const ConstTensor& sinks, std::int64_t heads) {
+  if (!sinks.present()) return {};
+  if (Status s = api::check_view("sinks", sinks, false); !s) return s;
+  if (Status s = check_device("sinks", sinks); !s) return s;
+  const TensorSpec wanted = contiguous(DType::f32, {heads});
+  if (sinks.dtype == DType::f32 && same_shape(sinks, wanted)) return {};
+  return api::invalid("sinks", "is " + core::to_text(sinks) + ", must be " + core::to_text(wanted));
+}
+
 }  // namespace
 
-Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse) {
+Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse,
+             const ConstTensor& sinks) {
   if (o.rank != 3 && o.rank != 4) {
     return api::invalid("o", "rank is " + std::to_string(o.rank) +
                                  ", must be 4 [b, s_q, h_q, d_v] or 3 [total_q, h_q, d_v]");
   }
-  std::vector<api::NamedTensor> all{{"o", o, true}, {"lse", lse, true}};
+  std::vector<api::NamedTensor> all{{"o", o, true}, {"lse", lse, true}, {"sinks", sinks}};
   if (Status s = check_pair("", o, lse, o, false); !s) return s;
+  const std::int64_t heads = o.shape[o.rank == 4 ? 2 : 1];
+  if (Status s = check_sinks(sinks, heads); !s) return s;
   for (std::size_t p = 0; p < parts.size(); ++p) {
     const std::string prefix = "parts[" + std::to_string(p) + "].";
     if (Status s = check_pair(prefix, parts[p].o, parts[p].lse, o, true); !s) return s;
@@ -66,8 +78,8 @@ Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse)
   }
   if (Status s = api::check_operands(all); !s) return s;
   const std::int64_t rows = o.rank == 4 ? o.shape[0] * o.shape[1] : o.shape[0];
-  if (o.shape[o.rank == 4 ? 2 : 1] == 0) return {};  // no head: nothing to write in any row
-  cpu::merge_rows(parts, o, lse, rows, cpu::default_threads());
+  if (heads == 0) return {};  // nothing to write in any row
+  cpu::merge_rows(parts, o, lse, sinks, rows, cpu::default_threads());
   return {};
 }
 

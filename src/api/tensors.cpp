@@ -40,20 +40,41 @@ Status check_cu_seqlens(const char* name, const ConstTensor& tensor, std::int64_
   return {};
 }
 
-Status check_all(const core::Resolved& resolved, const Problem& now,
-                 std::span<const NamedTensor> all, const ConstTensor& cu_q,
-                 const ConstTensor& cu_k) {
+/// Host key_lengths: each within the rows that a sequence has.
+Status check_key_lengths(const ConstTensor& tensor, std::int64_t most) {
+  const auto* lengths = static_cast<const std::int32_t*>(tensor.data);
+  for (std::int64_t n = 0; n < tensor.shape[0]; ++n) {
+    if (lengths[n] >= 0 && lengths[n] <= most) continue;
+    return invalid("key_lengths", "[" + std::to_string(n) + "] is " + std::to_string(lengths[n]) +
+                                      ", must be in [0, s_k = " + std::to_string(most) + "]");
+  }
+  return {};
+}
+
+/// The lengths that are in host memory.
+template <class Tensors>
+Status check_lengths(const core::Resolved& resolved, const Tensors& t) {
+  const core::Geometry& g = resolved.geometry;
+  if (t.q.device.type != DeviceType::cpu) return {};
+  if (g.key_lengths) return check_key_lengths(t.key_lengths, g.s_k);
+  if (!g.varlen) return {};
+  const MaxLengths& most = resolved.problem.options.max_lengths;
+  if (Status s = check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q, g.total_q, most.s_q); !s)
+    return s;
+  return check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k, g.total_k, most.s_k);
+}
+
+template <class Tensors>
+Status check_all(const core::Resolved& resolved, const Tensors& tensors,
+                 std::span<const NamedTensor> all) {
+  const Problem now = make_problem(tensors);
   const Problem& planned = resolved.problem;
   if (now.pass != planned.pass) return invalid("tensors", "are of the other pass than the plan");
   if (!(now.operands == planned.operands)) {
     return invalid("tensors", "have other dtypes, shapes or strides than the plan was made for");
   }
   if (Status s = check_operands(all); !s) return s;
-  if (!resolved.geometry.varlen || cu_q.device.type != DeviceType::cpu) return {};
-  const auto& g = resolved.geometry;
-  const MaxLengths& most = planned.options.max_lengths;
-  if (Status s = check_cu_seqlens("cu_seqlens_q", cu_q, g.total_q, most.s_q); !s) return s;
-  return check_cu_seqlens("cu_seqlens_k", cu_k, g.total_k, most.s_k);
+  return check_lengths(resolved, tensors);
 }
 
 /// A workspace as an operand, in elements of two bytes; absent if empty.
@@ -96,8 +117,10 @@ Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t,
                              {"alibi_slopes", t.alibi_slopes},
                              {"cu_seqlens_q", t.cu_seqlens_q},
                              {"cu_seqlens_k", t.cu_seqlens_k},
+                             {"sinks", t.sinks},
+                             {"key_lengths", t.key_lengths},
                              {"workspace", view_of(workspace), true}};
-  return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
+  return check_all(resolved, t, all);
 }
 
 Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t,
@@ -112,11 +135,14 @@ Status check_tensors(const core::Resolved& resolved, const BackwardTensors& t,
                              {"dq", t.dq, true},
                              {"dk", t.dk, true},
                              {"dv", t.dv, true},
+                             {"d_sinks", t.d_sinks, true},
                              {"alibi_slopes", t.alibi_slopes},
                              {"cu_seqlens_q", t.cu_seqlens_q},
                              {"cu_seqlens_k", t.cu_seqlens_k},
+                             {"sinks", t.sinks},
+                             {"key_lengths", t.key_lengths},
                              {"workspace", view_of(workspace), true}};
-  return check_all(resolved, make_problem(t), all, t.cu_seqlens_q, t.cu_seqlens_k);
+  return check_all(resolved, t, all);
 }
 
 Status check_workspace(const PlanInfo& info, const Workspace& workspace) {

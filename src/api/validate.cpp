@@ -7,6 +7,7 @@
 #include <string>
 
 #include "api/overlap.hpp"
+#include "core/operands.hpp"
 #include "core/text.hpp"
 
 namespace abacist::api {
@@ -78,12 +79,12 @@ Status check_shape(const char* name, const TensorSpec& spec, const TensorSpec& e
                            " = " + core::to_text(expected.shape, expected.rank));
 }
 
-struct Named {
-  const char* name;
-  const TensorSpec* spec;
-  bool required;
-  bool output;
-};
+Status check_lengths(const char* name, const TensorSpec& spec, const char* wanted) {
+  if (spec.rank == 1 && spec.dtype == DType::i32 && (spec.shape[0] <= 1 || spec.stride[0] == 1)) {
+    return {};
+  }
+  return invalid(name, "is " + core::to_text(spec) + ", must be contiguous " + wanted);
+}
 
 TensorSpec shaped(std::initializer_list<std::int64_t> shape) {
   return contiguous(DType::f32, shape);
@@ -95,7 +96,8 @@ class Validator {
 
   Result<core::Resolved> run() {
     for (auto step : {&Validator::presence, &Validator::inputs, &Validator::sequences,
-                      &Validator::derived_shapes, &Validator::mask, &Validator::score}) {
+                      &Validator::derived_shapes, &Validator::key_lengths, &Validator::sinks,
+                      &Validator::mask, &Validator::score}) {
       if (Status status = (this->*step)(); !status) return status.error();
     }
     core::Resolved resolved;
@@ -111,32 +113,18 @@ class Validator {
       return invalid("pass", "is " + std::to_string(static_cast<int>(p_.pass)) +
                                  ", must be forward or backward");
     }
-    const bool backward = p_.pass == Pass::backward;
-    const Named all[] = {
-        {"q", &x_.q, true, false},
-        {"k", &x_.k, true, false},
-        {"v", &x_.v, true, false},
-        {"o", &x_.o, true, !backward},
-        {"lse", &x_.lse, backward, !backward},
-        {"d_o", &x_.d_o, backward, false},
-        {"d_lse", &x_.d_lse, false, false},
-        {"dq", &x_.dq, backward, true},
-        {"dk", &x_.dk, backward, true},
-        {"dv", &x_.dv, backward, true},
-        {"alibi_slopes", &x_.alibi_slopes, false, false},
-        {"cu_seqlens_q", &x_.cu_seqlens_q, false, false},
-        {"cu_seqlens_k", &x_.cu_seqlens_k, false, false},
-    };
-    for (const Named& operand : all) {
-      if (operand.spec->rank == 0) {
-        if (operand.required) return invalid(operand.name, "is absent, but this pass needs it");
+    for (const core::OperandRule& rule : core::kOperands) {
+      const core::Use use = rule.in(p_.pass);
+      const TensorSpec& spec = x_.*rule.spec;
+      if (spec.rank == 0) {
+        if (is_required(use)) return invalid(rule.name, "is absent, but this pass needs it");
         continue;
       }
-      if (Status s = check_view(operand.name, *operand.spec, operand.output); !s) return s;
-      if (Status s = check_device(operand.name, operand.spec->device); !s) return s;
-      if (operand.spec->device != x_.q.device) {
-        return invalid(operand.name, "is on " + core::to_text(operand.spec->device) +
-                                         ", but q is on " + core::to_text(x_.q.device));
+      if (Status s = check_view(rule.name, spec, is_output(use)); !s) return s;
+      if (Status s = check_device(rule.name, spec.device); !s) return s;
+      if (spec.device != x_.q.device) {
+        return invalid(rule.name, "is on " + core::to_text(spec.device) + ", but q is on " +
+                                      core::to_text(x_.q.device));
       }
     }
     return {};
@@ -188,8 +176,8 @@ class Validator {
     for (auto [name, spec] :
          {std::pair{"cu_seqlens_q", &x_.cu_seqlens_q}, {"cu_seqlens_k", &x_.cu_seqlens_k}}) {
       if (!spec->present()) return invalid(name, "is absent, but the other cu_seqlens is given");
-      if (spec->rank != 1 || spec->dtype != DType::i32 || spec->shape[0] < 1 ||
-          (spec->shape[0] > 1 && spec->stride[0] != 1)) {
+      if (Status s = check_lengths(name, *spec, "i32[b + 1]"); !s) return s;
+      if (spec->shape[0] < 1) {
         return invalid(name, "is " + core::to_text(*spec) + ", must be contiguous i32[b + 1]");
       }
     }
@@ -247,6 +235,30 @@ class Validator {
     if (Status s = check_float("alibi_slopes", slopes); !s) return s;
     if (slopes.rank == 1) return check_shape("alibi_slopes", slopes, shaped({g_.h_q}), "[h_q]");
     return check_shape("alibi_slopes", slopes, shaped({g_.b, g_.h_q}), "[h_q] or [b, h_q]");
+  }
+
+  Status key_lengths() {
+    const TensorSpec& lengths = x_.key_lengths;
+    if (!lengths.present()) return {};
+    if (g_.varlen) {
+      return invalid("key_lengths",
+                     "is given beside cu_seqlens; lengths of a varlen problem are cu_seqlens_k");
+    }
+    if (Status s = check_lengths("key_lengths", lengths, "i32[b]"); !s) return s;
+    g_.key_lengths = true;
+    return check_shape("key_lengths", lengths, shaped({g_.b}), "[b]");
+  }
+
+  Status sinks() {
+    if (x_.d_sinks.present() && !x_.sinks.present()) {
+      return invalid("d_sinks", "is given without sinks");
+    }
+    for (auto [name, spec] : {std::pair{"sinks", &x_.sinks}, {"d_sinks", &x_.d_sinks}}) {
+      if (!spec->present()) continue;
+      if (Status s = check_float(name, *spec); !s) return s;
+      if (Status s = check_shape(name, *spec, shaped({g_.h_q}), "[h_q]"); !s) return s;
+    }
+    return {};
   }
 
   Status mask() {

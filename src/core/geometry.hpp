@@ -11,6 +11,7 @@ namespace abacist::core {
 
 struct Geometry {
   bool varlen = false;
+  bool key_lengths = false;  ///< dense, but each sequence has its own number of keys
   std::int64_t b = 0;
   std::int64_t h_q = 0, h_k = 0;
   std::int64_t group = 1;         ///< h_q / h_k
@@ -22,6 +23,8 @@ struct Geometry {
   std::int64_t kv_heads() const { return (Count{b} * h_k).value; }
   /// Query rows of the longest sequence, all heads of a group packed.
   std::int64_t packed_rows() const { return (Count{s_q} * group).value; }
+  /// Whether lengths are data, which a plan does not read: its figures are then upper bounds.
+  bool ragged() const { return varlen || key_lengths; }
 };
 
 /// A validated problem.
@@ -63,16 +66,33 @@ struct LseStrides {
 };
 
 /// One sequence pair: its rows in the tensors. Dense: rows [0, s) of batch entry `index`; varlen:
-/// rows [first, first + len) of the packed tensor (whose batch stride is 0).
+/// rows [first, first + len) of the packed tensor (whose batch stride is 0). With key_lengths,
+/// len_k is the sequence's own.
 struct Sequence {
   std::int64_t index = 0;
   std::int64_t first_q = 0, first_k = 0;
   std::int64_t len_q = 0, len_k = 0;
 };
 
-inline Sequence sequence_at(const Geometry& g, const std::int32_t* cu_q, const std::int32_t* cu_k,
-                            std::int64_t index) {
-  if (!g.varlen) return {index, 0, 0, g.s_q, g.s_k};
+/// The arrays that say how long each sequence is, null where absent.
+struct Lengths {
+  const std::int32_t* cu_q = nullptr;
+  const std::int32_t* cu_k = nullptr;
+  const std::int32_t* keys = nullptr;
+
+  /// Of ForwardTensors or BackwardTensors in host memory.
+  template <class Tensors>
+  static Lengths of(const Tensors& t) {
+    const auto ints = [](const ConstTensor& x) { return static_cast<const std::int32_t*>(x.data); };
+    return {ints(t.cu_seqlens_q), ints(t.cu_seqlens_k), ints(t.key_lengths)};
+  }
+};
+
+inline Sequence sequence_at(const Geometry& g, const Lengths& lengths, std::int64_t index) {
+  if (!g.varlen) {
+    return {index, 0, 0, g.s_q, g.key_lengths ? std::int64_t{lengths.keys[index]} : g.s_k};
+  }
+  const auto& [cu_q, cu_k, keys] = lengths;
   return {index, cu_q[index], cu_k[index], cu_q[index + 1] - std::int64_t{cu_q[index]},
           cu_k[index + 1] - std::int64_t{cu_k[index]}};
 }

@@ -6,6 +6,7 @@
 // predecessor in the same head has long started; the bits do not depend on the thread count.
 #include <algorithm>
 
+#include "core/numeric.hpp"
 #include "cpu/driver.hpp"
 
 namespace abacist::cpu {
@@ -19,6 +20,7 @@ struct BackwardChoices {
   std::size_t scratch_bytes = 0;  ///< per thread
   // Offsets in the workspace.
   std::size_t lse_offset = 0, d_offset = 0, dq_offset = 0, turns_offset = 0, index_offset = 0;
+  std::size_t sinks_offset = 0;
 };
 
 /// Fewer items than this leave threads of a large machine idle.
@@ -58,11 +60,15 @@ void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, Plan
       ((g.d_qk + g.d_v) * in + g.d_qk * size_of(x.dk.dtype) + g.d_v * size_of(x.dv.dtype));
   // Each key block reads Q, dO, LSE, D and reads and writes the dQ sum of the rows that see it.
   const std::int64_t keys = c.tiles.keys;
-  const Figure visits = tile_visits(
-      resolved, 0, g.packed_rows(), c.tiles.rows,
-      [keys](core::Interval seen, std::int64_t tile_rows) {
-        return seen.empty() ? 0 : tile_rows * (ceil_div(seen.end, keys) - seen.begin / keys);
-      });
+  const Figure visits = tile_visits(resolved, 0, g.packed_rows(), c.tiles.rows,
+                                    [keys, &g](core::Interval seen, std::int64_t tile_rows) {
+                                      if (seen.empty()) return std::int64_t{0};
+                                      // As many keys elsewhere may touch one block more.
+                                      const std::int64_t blocks =
+                                          g.ragged() ? ceil_div(seen.size() - 1, keys) + 1
+                                                     : ceil_div(seen.end, keys) - seen.begin / keys;
+                                      return tile_rows * std::min(blocks, ceil_div(g.s_k, keys));
+                                    });
   const std::int64_t per_visit = g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;
   info.slow_memory_bytes = {
       (prepare + keys_once + Count{visits.value} * per_visit + rows * g.d_qk * size_of(x.dq.dtype))
@@ -70,9 +76,10 @@ void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, Plan
       visits.exact};
   // Standard attention reads and writes P, dP and dS in float: P read twice, dP and dS written and
   // read.
-  const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
+  const Count scores = g.ragged() ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
-      (prepare + keys_once + rows * (2 * g.d_qk * in + o_bytes) + scores * 4 * 7).value, !g.varlen};
+      (prepare + keys_once + rows * (2 * g.d_qk * in + o_bytes) + scores * 4 * 7).value,
+      !g.ragged()};
 }
 
 /// A head of a run with its place in the workspace.
@@ -82,11 +89,10 @@ class Heads {
       : call_(call),
         geometry_(call.resolved.geometry),
         choices_(choices),
-        cu_q_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_q.data)),
-        cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
+        lengths_(core::Lengths::of(call.tensors)) {
     if (!geometry_.varlen) {
-      tiles_ = geometry_.kv_heads() * row_tiles(sequence(0));
-      items_ = geometry_.kv_heads() * key_blocks(sequence(0));
+      tiles_ = geometry_.kv_heads() * row_tiles(geometry_.s_q);
+      items_ = geometry_.kv_heads() * ceil_div(geometry_.s_k, choices_.tiles.keys);
       return;
     }
     first_tile_ = at<std::int64_t>(choices.index_offset);
@@ -94,13 +100,14 @@ class Heads {
     for (std::int64_t s = 0; s < geometry_.b; ++s) {
       first_tile_[s] = tiles_;
       first_item_[s] = items_;
-      tiles_ += geometry_.h_k * row_tiles(sequence(s));
+      tiles_ += geometry_.h_k * row_tiles(sequence(s).len_q);
       items_ += geometry_.h_k * key_blocks(sequence(s));
     }
     first_tile_[geometry_.b] = tiles_;
     first_item_[geometry_.b] = items_;
   }
 
+  const core::Geometry& geometry() const { return geometry_; }
   std::int64_t tiles() const { return tiles_; }
   std::int64_t items() const { return items_; }
 
@@ -112,16 +119,16 @@ class Heads {
       s = find(first_tile_, index);
       index -= first_tile_[s];
     } else {
-      const std::int64_t per_sequence = geometry_.h_k * row_tiles(sequence(0));
+      const std::int64_t per_sequence = geometry_.h_k * row_tiles(geometry_.s_q);
       s = index / per_sequence;
       index %= per_sequence;
     }
-    const std::int64_t per_head = row_tiles(sequence(s));
+    const std::int64_t per_head = row_tiles(sequence(s).len_q);
     body(head(sequence(s), index / per_head), index % per_head);
   }
 
   /// Calls body(head, key block). Key blocks ascend; all heads (varlen: of the sequence) take
-  /// turns.
+  /// turns. With key_lengths a block may lie beyond the sequence's keys.
   template <class Body>
   void with_item(std::int64_t ticket, const Body& body) const {
     std::int64_t s = 0;
@@ -141,16 +148,39 @@ class Heads {
     body(head(sequence(s), kv_head), block);
   }
 
+  /// dSink of every query head: the sums of its row tiles, sequences and tiles ascending.
+  void finish_sinks() const {
+    const Tensor& out = call_.tensors.d_sinks;
+    if (!out.present()) return;
+    for (std::int64_t head = 0; head < geometry_.h_q; ++head) {
+      double sum = 0.0;
+      for (std::int64_t n = 0; n < geometry_.b; ++n) {
+        const core::Sequence s = sequence(n);
+        const std::int64_t first = first_tile(s, head / geometry_.group);
+        const double* sums = at<double>(choices_.sinks_offset) + head % geometry_.group;
+        for (std::int64_t t = 0; t < row_tiles(s.len_q); ++t)
+          sum += sums[(first + t) * geometry_.group];
+      }
+      static_cast<float*>(out.data)[head * out.stride[0]] = static_cast<float>(sum);
+    }
+  }
+
  private:
   template <class T>
   T* at(std::size_t offset) const {
     return reinterpret_cast<T*>(static_cast<std::byte*>(call_.options.workspace.data) + offset);
   }
   core::Sequence sequence(std::int64_t s) const {
-    return core::sequence_at(geometry_, cu_q_, cu_k_, s);
+    return core::sequence_at(geometry_, lengths_, s);
   }
-  std::int64_t row_tiles(const core::Sequence& s) const {
-    return ceil_div(s.len_q * geometry_.group, choices_.tiles.rows);
+  std::int64_t row_tiles(std::int64_t len_q) const {
+    return ceil_div(len_q * geometry_.group, choices_.tiles.rows);
+  }
+  /// Row tiles before those of this head, over the batch.
+  std::int64_t first_tile(const core::Sequence& s, std::int64_t kv_head) const {
+    const std::int64_t of_sequences =
+        geometry_.varlen ? first_tile_[s.index] : s.index * geometry_.h_k * row_tiles(s.len_q);
+    return of_sequences + kv_head * row_tiles(s.len_q);
   }
   std::int64_t key_blocks(const core::Sequence& s) const {
     return ceil_div(s.len_k, choices_.tiles.keys);
@@ -182,26 +212,41 @@ class Heads {
     h.d_v = g.d_v;
     h.rows = s.len_q * g.group;
     h.tiles = choices_.tiles;
-    const std::int64_t first =
-        (g.varlen ? first_tile_[s.index] : s.index * g.h_k * row_tiles(s)) + kv_head * row_tiles(s);
+    const std::int64_t first = first_tile(s, kv_head);
     const std::int64_t row = first * choices_.tiles.rows;
     h.lse_base2 = at<float>(choices_.lse_offset) + row;
     h.d = at<float>(choices_.d_offset) + row;
     h.dq_sum = at<float>(choices_.dq_offset) + row * g.d_qk;
     h.turns = at<int>(choices_.turns_offset) + first;
+    if (t.d_sinks.present()) {
+      h.sinks = head_view(t.sinks, q_head);
+      h.sink_sums = at<double>(choices_.sinks_offset) + first * g.group;
+    }
     return h;
   }
 
   const core::BackwardCall& call_;
   const core::Geometry& geometry_;
   const BackwardChoices& choices_;
-  const std::int32_t* cu_q_;
-  const std::int32_t* cu_k_;
+  core::Lengths lengths_;
   std::int64_t* first_tile_ = nullptr;  // [b + 1]
   std::int64_t* first_item_ = nullptr;  // [b + 1]
   std::int64_t tiles_ = 0;
   std::int64_t items_ = 0;
 };
+
+/// dK and dV of the block's keys past the sequence's length are 0.
+void clear_padding(const BackwardHead& head, std::int64_t key_block, std::int64_t s_k) {
+  const std::int64_t first = key_block * head.tiles.keys;
+  const std::int64_t last = std::min(first + head.tiles.keys, s_k);
+  for (std::int64_t key = std::max(first, head.rule.len_k); key < last; ++key) {
+    for (const auto& [x, d] : {std::pair{&head.dk, head.d_qk}, {&head.dv, head.d_v}}) {
+      for (std::int64_t c = 0; c < d; ++c) {
+        core::store_element(x->data, x->dtype, key * x->row + c * x->dim, 0.0);
+      }
+    }
+  }
+}
 
 }  // namespace
 
@@ -233,6 +278,9 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   c->d_offset = layout.reserve(rows, sizeof(float));
   c->dq_offset = layout.reserve(rows * g.d_qk, sizeof(float));
   c->turns_offset = layout.reserve(row_tiles, sizeof(int));
+  if (resolved.problem.operands.d_sinks.present()) {
+    c->sinks_offset = layout.reserve(row_tiles * g.group, sizeof(double));
+  }
   if (g.varlen) c->index_offset = layout.reserve(2 * (g.b + 1), sizeof(std::int64_t));
   info.workspace_bytes = static_cast<std::size_t>(layout.bytes.value);
   fill_figures(resolved, *c, info);
@@ -253,10 +301,14 @@ Status run_backward(const core::BackwardCall& call) {
       c.kernels->backward_prepare(head, row_tile, scratch(worker));
     });
   });
+  heads.finish_sinks();
   Progress progress(call.options, heads.items());
   for_each_ticket(heads.items(), threads, [&](std::int64_t ticket, int worker) {
     heads.with_item(ticket, [&](const BackwardHead& head, std::int64_t key_block) {
-      c.kernels->backward(head, key_block, scratch(worker));
+      if (key_block * c.tiles.keys < head.rule.len_k) {
+        c.kernels->backward(head, key_block, scratch(worker));
+      }
+      if (heads.geometry().key_lengths) clear_padding(head, key_block, heads.geometry().s_k);
     });
     progress.finish_item();
   });

@@ -75,8 +75,11 @@ std::optional<Error> decline(const core::Resolved& resolved) {
                                  to_string(x.q.dtype) + " like q, or f32");
     }
   }
-  const std::pair<const char*, const TensorSpec*> only_f32[] = {
-      {"lse", &x.lse}, {"d_lse", &x.d_lse}, {"alibi_slopes", &x.alibi_slopes}};
+  const std::pair<const char*, const TensorSpec*> only_f32[] = {{"lse", &x.lse},
+                                                                {"d_lse", &x.d_lse},
+                                                                {"alibi_slopes", &x.alibi_slopes},
+                                                                {"sinks", &x.sinks},
+                                                                {"d_sinks", &x.d_sinks}};
   for (const auto& [name, spec] : only_f32) {
     if (spec->present() && spec->dtype != DType::f32) {
       return unsupported("", std::string(name) + " is " + to_string(spec->dtype) + "; must be f32");

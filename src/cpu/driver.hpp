@@ -49,9 +49,16 @@ ScoreRule score_rule(const core::Resolved& resolved, const ConstTensor& slopes,
 /// Why the CPU backend cannot serve, if so; the rules that forward and backward share.
 std::optional<Error> decline(const core::Resolved& resolved);
 
+/// Sinks of one head group; data is null if there are none.
+inline HeadValues head_view(const ConstTensor& sinks, std::int64_t head) {
+  if (!sinks.present()) return {};
+  return {static_cast<const float*>(sinks.data) + head * sinks.stride[0], sinks.stride[0]};
+}
+
 /// Sum of visit(keys that the tile sees, rows of the tile) over the row tiles that cut packed rows
-/// [first, last) of every head into pieces of `rows`. An upper bound for varlen, and for more tiles
-/// than a plan has time to walk.
+/// [first, last) of every head into pieces of `rows`. An upper bound for varlen, for key_lengths (a
+/// shorter sequence never has a tile that sees more keys), and for more tiles than a plan has time
+/// to walk.
 template <class Visit>
 Figure tile_visits(const core::Resolved& resolved, std::int64_t first, std::int64_t last,
                    std::int64_t rows, const Visit& visit) {
@@ -68,7 +75,7 @@ Figure tile_visits(const core::Resolved& resolved, std::int64_t first, std::int6
     const std::int64_t end = std::min(r + rows, last);
     sum = sum + visit(rule.visible_any(r / g.group, (end - 1) / g.group + 1), end - r);
   }
-  return {(sum * g.kv_heads()).value, true};
+  return {(sum * g.kv_heads()).value, !g.key_lengths};
 }
 
 /// Threads of a plan whose work comes in `items` pieces.

@@ -94,9 +94,10 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
   info.slow_memory_bytes = {(once + keys * (g.d_qk + g.d_v) * in + partials).value,
                             small.exact && large.exact};
   // Standard attention writes and reads scores and probabilities, in float, once each.
-  const Count scores = g.varlen ? Count{info.visible_pairs.value} : rows * g.s_k;
+  const Count scores = g.ragged() ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
-      (once + Count{g.total_k} * g.h_k * (g.d_qk + g.d_v) * in + scores * 4 * 4).value, !g.varlen};
+      (once + Count{g.total_k} * g.h_k * (g.d_qk + g.d_v) * in + scores * 4 * 4).value,
+      !g.ragged()};
 }
 
 struct Item {
@@ -111,8 +112,7 @@ class Items {
   Items(const core::ForwardCall& call, const ForwardChoices& choices)
       : geometry_(call.resolved.geometry),
         choices_(choices),
-        cu_q_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_q.data)),
-        cu_k_(static_cast<const std::int32_t*>(call.tensors.cu_seqlens_k.data)) {
+        lengths_(core::Lengths::of(call.tensors)) {
     if (!geometry_.varlen) {
       small_first_ = geometry_.kv_heads() * choices.row_tiles * choices.splits;
       count_ = small_first_ + geometry_.kv_heads() * choices.small_tiles * choices.splits;
@@ -146,7 +146,7 @@ class Items {
 
  private:
   core::Sequence sequence(std::int64_t s) const {
-    return core::sequence_at(geometry_, cu_q_, cu_k_, s);
+    return core::sequence_at(geometry_, lengths_, s);
   }
   std::int64_t row_tiles(const core::Sequence& s) const {
     return ceil_div(s.len_q * geometry_.group, choices_.tiles.rows);
@@ -164,8 +164,7 @@ class Items {
 
   const core::Geometry& geometry_;
   const ForwardChoices& choices_;
-  const std::int32_t* cu_q_;
-  const std::int32_t* cu_k_;
+  core::Lengths lengths_;
   std::int64_t* first_ = nullptr;  // [b + 1]
   std::int64_t small_first_ = 0;
   std::int64_t count_ = 0;
@@ -197,6 +196,7 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   if (c.splits == 1) {
     task.o = view(t.o, s.index, s.first_q, head);
     task.lse = row_view<float>(t.lse, s.index, s.first_q, head);
+    task.sinks = head_view(t.sinks, head);
   } else {
     const Partial part = partial(call, c, item.split);
     task.o = view(Tensor(const_cast<void*>(part.o.data), part.o.spec()), s.index, s.first_q, head);
@@ -273,7 +273,7 @@ Status run_forward(const core::ForwardCall& call) {
                                 ? static_cast<const std::int32_t*>(
                                       call.tensors.cu_seqlens_q.data)[call.resolved.geometry.b]
                                 : call.resolved.geometry.total_q;
-  merge_rows(parts, call.tensors.o, call.tensors.lse, rows, threads);
+  merge_rows(parts, call.tensors.o, call.tensors.lse, call.tensors.sinks, rows, threads);
   return {};
 }
 

@@ -1,5 +1,6 @@
 // Merging of partial results: with m = max lse_p, w_p = exp(lse_p - m),
 //   o = sum w_p o_p / sum w_p,  lse = m + log(sum w_p)   (FlashAttention's merge of key blocks).
+// A sink is one more part, with o_p = 0 and lse_p = sink.
 #include "cpu/merge.hpp"
 
 #include <cmath>
@@ -35,9 +36,10 @@ struct Row {
 
 /// The non-empty parts of a row with normalised weights; returns the merged LSE. An empty part is
 /// neutral, whatever its O holds.
-double weigh(std::span<const PartStrides> all, const Row& row, std::vector<PartOfRow>& parts) {
+double weigh(std::span<const PartStrides> all, const Row& row, double sink,
+             std::vector<PartOfRow>& parts) {
   parts.clear();
-  double most = kNone;
+  double most = sink;
   for (const PartStrides& p : all) {
     const double lse =
         static_cast<const float*>(p.part->lse.data)[p.lse.at(row.sequence, row.head, row.i)];
@@ -46,23 +48,24 @@ double weigh(std::span<const PartStrides> all, const Row& row, std::vector<PartO
         {p.part->o.data, p.part->o.dtype, p.o.at(row.sequence, row.i, row.head), p.o.dim, lse});
     if (!(lse <= most)) most = lse;  // not std::max: a NaN must stay
   }
-  if (parts.size() == 1) {
+  if (parts.empty()) return sink;
+  if (parts.size() == 1 && sink == kNone) {
     parts[0].weight = 1.0;
     return most;
   }
-  double total = 0.0;
+  double total = std::exp(sink - most);
   for (PartOfRow& part : parts) {
     part.weight = std::exp(part.weight - most);
     total += part.weight;
   }
   for (PartOfRow& part : parts) part.weight /= total;
-  return parts.empty() ? kNone : most + std::log(total);
+  return most + std::log(total);
 }
 
 }  // namespace
 
 void merge_rows(std::span<const Partial> parts, const Tensor& o, const Tensor& lse,
-                std::int64_t rows, int threads) {
+                const ConstTensor& sinks, std::int64_t rows, int threads) {
   const bool varlen = o.rank == 3;
   const std::int64_t heads = o.shape[varlen ? 1 : 2];
   const std::int64_t d_v = o.shape[varlen ? 2 : 3];
@@ -79,7 +82,9 @@ void merge_rows(std::span<const Partial> parts, const Tensor& o, const Tensor& l
     for (std::int64_t r = item * kRowsOfItem; r < last; ++r) {
       for (std::int64_t head = 0; head < heads; ++head) {
         const Row row{varlen ? 0 : r / s_q, varlen ? r : r % s_q, head};
-        const double merged = weigh(strides, row, present);
+        const double sink =
+            sinks.present() ? static_cast<const float*>(sinks.data)[head * sinks.stride[0]] : kNone;
+        const double merged = weigh(strides, row, sink, present);
         const std::int64_t base = out.at(row.sequence, row.i, row.head);
         for (std::int64_t c = 0; c < d_v; ++c) {
           // Starts with -0, not 0: x + -0 is x for every x, so that one part keeps its bits.

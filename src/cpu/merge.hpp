@@ -8,8 +8,9 @@
 
 namespace abacist::cpu {
 
-/// `merge` without its checks, for the first `rows` of the batch * s_q (or total_q) rows.
+/// `merge` without its checks, for the first `rows` of the batch * s_q (or total_q) rows. `sinks`
+/// may be absent.
 void merge_rows(std::span<const Partial> parts, const Tensor& o, const Tensor& lse,
-                std::int64_t rows, int threads);
+                const ConstTensor& sinks, std::int64_t rows, int threads);
 
 }  // namespace abacist::cpu

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "core/numeric.hpp"
 #include "core/saturate.hpp"
@@ -101,12 +102,18 @@ void load_keys_and_values(const core::Geometry& g, const ConstTensor& k, const C
   }
 }
 
+/// The sink of a head; -inf if there is none.
+double sink_of(const ConstTensor& sinks, std::int64_t head) {
+  if (!sinks.present()) return -std::numeric_limits<double>::infinity();
+  return core::load_element(sinks.data, sinks.dtype, head * sinks.stride[0]);
+}
+
 /// The softmax of a row whose scores are in x.scores: O to x.v_sum, the LSE returned. Two passes
 /// over the visible keys, the second with the true maximum.
 double attend_row(const core::Geometry& g, const Visibility& visible, std::int64_t i,
-                  std::int64_t len_k, const Scratch& x) {
+                  std::int64_t len_k, double sink, const Scratch& x) {
   std::fill_n(x.v_sum, g.d_v, 0.0);
-  double maximum = -std::numeric_limits<double>::infinity();
+  double maximum = sink;
   bool any = false;
   for (std::int64_t j = 0; j < len_k; ++j) {
     if (!visible.sees(i, j)) continue;
@@ -114,8 +121,8 @@ double attend_row(const core::Geometry& g, const Visibility& visible, std::int64
     // A NaN score stays the maximum: comparisons with it are false.
     if (!(x.scores[j] <= maximum) && !std::isnan(maximum)) maximum = x.scores[j];
   }
-  if (!any) return -std::numeric_limits<double>::infinity();
-  double sum = 0.0;
+  if (!any) return sink;
+  double sum = sink == -std::numeric_limits<double>::infinity() ? 0.0 : std::exp(sink - maximum);
   for (std::int64_t first = 0; first < len_k; first += kRun) {
     double part = 0.0;
     std::fill_n(x.v_part, g.d_v, 0.0);
@@ -175,6 +182,7 @@ void forward(const core::Resolved& resolved, const ForwardTensors& t,
   load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
   for (std::int64_t head = head_k * g.group; head < (head_k + 1) * g.group; ++head) {
     const ScoreRule rule(resolved, t.alibi_slopes, sequence.index, head);
+    const double sink = sink_of(t.sinks, head);
     const Rows q_rows(t.q, sequence, sequence.first_q, head);
     const Rows o_rows(t.o, sequence, sequence.first_q, head);
     for (std::int64_t i = 0; i < sequence.len_q; ++i) {
@@ -184,7 +192,7 @@ void forward(const core::Resolved& resolved, const ForwardTensors& t,
         const double product = dot(x.qk_row, x.keys + j * g.d_qk, g.d_qk);
         x.scores[j] = rule(product, visible.distance(i, j)).score;
       }
-      const double lse = attend_row(g, visible, i, sequence.len_k, x);
+      const double lse = attend_row(g, visible, i, sequence.len_k, sink, x);
       o_rows.store(t.o.data, i, g.d_v, x.v_sum);
       if (t.lse.present()) {
         core::store_element(t.lse.data, t.lse.dtype, lse_at(t.lse, sequence, head, i), lse);
@@ -241,6 +249,43 @@ void backward(const core::Resolved& resolved, const BackwardTensors& t,
   for (std::int64_t j = 0; j < sequence.len_k; ++j) {
     dk_rows.store(t.dk.data, j, g.d_qk, x.dk + j * g.d_qk);
     dv_rows.store(t.dv.data, j, g.d_v, x.dv + j * g.d_v);
+  }
+  if (!g.key_lengths) return;
+  std::fill_n(x.qk_row, g.d_qk, 0.0);
+  std::fill_n(x.v_row, g.d_v, 0.0);
+  for (std::int64_t j = sequence.len_k; j < g.s_k; ++j) {
+    dk_rows.store(t.dk.data, j, g.d_qk, x.qk_row);
+    dv_rows.store(t.dv.data, j, g.d_v, x.v_row);
+  }
+}
+
+void sink_gradients(const core::Resolved& resolved, const BackwardTensors& t) {
+  const core::Geometry& g = resolved.geometry;
+  std::vector<double> o(static_cast<std::size_t>(g.d_v));
+  std::vector<double> d_o(o.size());
+  for (std::int64_t head = 0; head < g.h_q; ++head) {
+    const double sink = sink_of(t.sinks, head);
+    double gradient = 0.0;
+    for (std::int64_t n = 0; n < g.b; ++n) {
+      const core::Sequence sequence = core::sequence_at(g, core::Lengths::of(t), n);
+      const Rows o_rows(t.o, sequence, sequence.first_q, head);
+      const Rows d_o_rows(t.d_o, sequence, sequence.first_q, head);
+      for (std::int64_t i = 0; i < sequence.len_q; ++i) {
+        o_rows.load(t.o.data, i, g.d_v, o.data());
+        d_o_rows.load(t.d_o.data, i, g.d_v, d_o.data());
+        double d_row = dot(d_o.data(), o.data(), g.d_v);
+        if (t.d_lse.present()) {
+          d_row -=
+              core::load_element(t.d_lse.data, t.d_lse.dtype, lse_at(t.d_lse, sequence, head, i));
+        }
+        const double lse =
+            core::load_element(t.lse.data, t.lse.dtype, lse_at(t.lse, sequence, head, i));
+        if (!std::isinf(sink) || sink > 0.0) {
+          gradient -= std::exp(std::min(sink - lse, 0.0)) * d_row;
+        }
+      }
+    }
+    core::store_element(t.d_sinks.data, t.d_sinks.dtype, head * t.d_sinks.stride[0], gradient);
   }
 }
 

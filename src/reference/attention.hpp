@@ -49,4 +49,7 @@ void backward(const core::Resolved& resolved, const BackwardTensors& tensors,
               const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
               const RowsDone& done);
 
+/// dSink of every query head.
+void sink_gradients(const core::Resolved& resolved, const BackwardTensors& tensors);
+
 }  // namespace abacist::reference

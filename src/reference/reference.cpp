@@ -39,7 +39,7 @@ Figure counted_pairs(const core::Resolved& resolved) {
   const Visibility visible(resolved.problem.options.mask, g.s_q, g.s_k);
   Count pairs = 0;
   for (std::int64_t i = 0; i < g.s_q; ++i) pairs = pairs + visible.count(i);
-  return {(pairs * heads).value, true};
+  return {(pairs * heads).value, !g.key_lengths};  // a shorter sequence never has more pairs
 }
 
 void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
@@ -50,12 +50,12 @@ void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
   info.flops = {(Count{info.visible_pairs.value} * per_pair).value, info.visible_pairs.exact};
   // K and V are read once for their whole group, and every other operand once.
   const Count operands = core::operand_bytes(resolved).value;
-  info.slow_memory_bytes = {operands.value, !g.varlen};
+  info.slow_memory_bytes = {operands.value, !g.ragged()};
   // Scores and probabilities in float, each written and read once; backward: P read, written and
   // read again, dP and dS written and read.
   const std::int64_t keys = g.varlen ? std::min(g.s_k, g.total_k) : g.s_k;
   const Count scores = Count{g.total_q} * keys * g.h_q;
-  info.standard_memory_bytes = {(operands + scores * 4 * (backward ? 7 : 4)).value, !g.varlen};
+  info.standard_memory_bytes = {(operands + scores * 4 * (backward ? 7 : 4)).value, !g.ragged()};
 }
 
 Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
@@ -135,7 +135,6 @@ Status run(const Call& call, const Body& body) {
   const auto& choices = *static_cast<const Choices*>(call.draft.choices.get());
   if (choices.doubles_per_worker == 0) return {};  // no row to write
   const ConstTensor& cu_q = call.tensors.cu_seqlens_q;
-  const ConstTensor& cu_k = call.tensors.cu_seqlens_k;
   Progress progress(call.options, visited_rows(g, cu_q));
   const RowsDone done = progress.hook();
   const std::int64_t items = g.b * g.h_k;
@@ -145,9 +144,7 @@ Status run(const Call& call, const Body& body) {
                            static_cast<std::size_t>(worker) * choices.doubles_per_worker;
     const Scratch scratch = carve(memory, g, call.resolved.problem.pass, choices.max_len_k);
     for (std::int64_t item = next++; item < items; item = next++) {
-      const auto sequence =
-          core::sequence_at(g, static_cast<const std::int32_t*>(cu_q.data),
-                            static_cast<const std::int32_t*>(cu_k.data), item / g.h_k);
+      const auto sequence = core::sequence_at(g, core::Lengths::of(call.tensors), item / g.h_k);
       body(sequence, item % g.h_k, scratch, done);
     }
   });
@@ -164,6 +161,7 @@ Status run_forward(const core::ForwardCall& call) {
 }
 
 Status run_backward(const core::BackwardCall& call) {
+  if (call.tensors.d_sinks.present()) sink_gradients(call.resolved, call.tensors);
   return run(call, [&](const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
                        const RowsDone& done) {
     backward(call.resolved, call.tensors, sequence, head_k, scratch, done);

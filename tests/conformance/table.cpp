@@ -63,6 +63,7 @@ double cost(const Case& c) {
 void halve_lengths(Case& c, Random& random) {
   std::int64_t& length = random.chance(0.5) ? c.s_q : c.s_k;
   length = (length + 1) / 2;
+  for (std::int64_t& len : c.key_lengths) len = std::min(len, c.s_k);
   for (auto* lens : {&c.lens_q, &c.lens_k}) {
     for (std::int64_t& len : *lens) len -= len / 3;
   }
@@ -98,6 +99,11 @@ Case random_case(const Menu& menu, std::uint64_t n) {
   c.options = random_options(random, std::max(c.s_q, c.s_k));
   if (random.chance(0.25)) c.alibi_rank = static_cast<int>(random.integer(1, 2));
   c.d_lse = random.chance(0.3);
+  c.sinks = random.chance(0.25);
+  if (!menu.varlen && random.chance(0.25)) {
+    for (std::int64_t each = 0; each < c.b; ++each)
+      c.key_lengths.push_back(random.integer(0, c.s_k));
+  }
   c.layout.random = random.chance(0.6);
   // Scores of order 10 and more (one key takes it all), a mean of V that shows biases.
   c.data.query_key_std = random.pick({1.0, 1.0, 1.0, 0.1, 4.0});

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "abacist/abacist.hpp"
+#include "reference/differences.hpp"
 #include "support/case.hpp"
 
 namespace abacist::testing {
@@ -12,12 +13,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-Case float64_case() {
-  Case c;
-  c.dtype = DType::f64;
-  return c;
-}
 
 /// One head, d_qk = 1, scale 1: the score of (i, j) is q_i k_j.
 Case scalar_case(std::int64_t s_q, std::int64_t s_k) {
@@ -243,59 +238,6 @@ TEST(Reference, MaskedKeysContributeNothingWhateverTheyHold) {
     if (i == 15) continue;
     EXPECT_EQ(before.o.at({0, i, 0, 1}), after.o.at({0, i, 0, 1}));
   }
-}
-
-/// Sum of dO O + dLSE LSE, the loss whose gradients the backward pass gives.
-double loss(const Instance& x) {
-  const Results r = x.reference_forward();
-  const auto o = r.o.values();
-  const auto d_o = x.d_o.values();
-  double total = 0.0;
-  for (std::size_t i = 0; i < o.size(); ++i) total += std::isnan(o[i]) ? 0.0 : o[i] * d_o[i];
-  if (!x.d_lse.present()) return total;
-  const auto lse = r.lse.values();
-  const auto d_lse = x.d_lse.values();
-  for (std::size_t i = 0; i < lse.size(); ++i) {
-    if (std::isfinite(lse[i])) total += lse[i] * d_lse[i];
-  }
-  return total;
-}
-
-void check_by_differences(const Case& c) {
-  Instance x(c);
-  const Gradients g = x.reference_backward(x.reference_forward());
-  const struct {
-    const char* name;
-    Buffer& input;
-    const Buffer& gradient;
-  } sides[] = {{"dq", x.q, g.dq}, {"dk", x.k, g.dk}, {"dv", x.v, g.dv}};
-  constexpr double kStep = 1e-5;
-  for (const auto& [name, input, gradient] : sides) {
-    Buffer& changed = input;
-    gradient.for_each([&, label = name](const auto& index, std::int64_t) {
-      const double was = changed.at(index);
-      const auto loss_with = [&](double value) {
-        changed.set(index, value);
-        changed.freeze();
-        return loss(x);
-      };
-      const double slope = (loss_with(was + kStep) - loss_with(was - kStep)) / (2.0 * kStep);
-      changed.set(index, was);
-      changed.freeze();
-      EXPECT_NEAR(gradient.at(index), slope, 2e-9 * (1.0 + std::fabs(slope)))
-          << label << " of " << c.text();
-    });
-  }
-}
-
-Case small_case(std::uint64_t stream) {
-  Case c = float64_case();
-  c.s_q = 4;
-  c.s_k = 5;
-  c.d_qk = 3;
-  c.d_v = 2;
-  c.stream = stream;
-  return c;
 }
 
 TEST(ReferenceGradient, Plain) { check_by_differences(small_case(1)); }

@@ -260,6 +260,12 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
   gradient("dk", actual.dk, oracle.dk, plain.dk, column_terms, largest_of(instance.q.values()));
   gradient("dv", actual.dv, oracle.dv, plain.dv, column_terms, 0.0);
   check_empty_rows(c, actual.dq, expected.oracle.lse, "dq", who);
+  if (!c.sinks) return;
+  const auto all_rows = static_cast<double>(c.total_q());
+  const double exact = c.dtype == DType::f32 ? 1.0 + scores : 1.0;
+  const Sizes sizes{c.total_q(), scores, plain.d_sink_size * exact * std::sqrt(all_rows),
+                    plain.d_sink_size * all_rows, true};
+  check_tensor("d_sinks", c, actual.d_sinks, oracle.d_sinks, plain.d_sinks, sizes, who);
 }
 
 void check_on_every_target(const Instance& instance) {

@@ -19,6 +19,9 @@
 //     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do
 //     not.
 //
+//   dSink       2 u G more, G = max p_sink (sum |dO_e o_e| + |dLSE|) times sqrt(rows) (f32: times
+//               1 + S): rows of either sign cancel, their rounding errors do not.
+//
 //   yardstick   f32: E <= 16 u ((sqrt(n) + S) max|ref| + G / p)
 //     Otherwise oracle and plain version disagree by more than rounding: one of them is wrong, and
 //     a bound made of their difference would let anything pass.

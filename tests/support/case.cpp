@@ -49,6 +49,25 @@ std::string join(const std::vector<std::int64_t>& values) {
   return text;
 }
 
+Buffer integers(const std::vector<std::int64_t>& values) {
+  Buffer buffer(DType::i32, {static_cast<std::int64_t>(values.size())});
+  buffer.fill(std::vector<double>(values.begin(), values.end()));
+  return buffer;
+}
+
+/// Rows past a sequence's length hold NaN: no result may depend on them.
+void poison_padding(Buffer& buffer, const std::vector<std::int64_t>& lengths) {
+  const TensorSpec& spec = buffer.spec();
+  // With one row, or one sequence, standing for all there is no padding of its own.
+  if (spec.stride[1] == 0 || spec.stride[0] == 0) return;
+  buffer.for_each([&](const auto& i, std::int64_t) {
+    if (i[1] >= lengths[static_cast<std::size_t>(i[0])]) {
+      buffer.set(i, std::numeric_limits<double>::quiet_NaN());
+    }
+  });
+  buffer.freeze();
+}
+
 /// Rows past cu[b] hold NaN: no result may depend on them.
 void poison_slack(Buffer& buffer, std::int64_t first_row) {
   if (buffer.spec().stride[0] == 0) return;  // one row stands for all
@@ -78,6 +97,18 @@ constexpr std::size_t kGuardBytes = 4096;
 std::int64_t Case::total_q() const { return varlen() ? sum(lens_q) + slack_q : b * s_q; }
 std::int64_t Case::total_k() const { return varlen() ? sum(lens_k) + slack_k : b * s_k; }
 
+std::int64_t Case::sequences() const {
+  return varlen() ? static_cast<std::int64_t>(lens_q.size()) : b;
+}
+std::int64_t Case::len_q(std::int64_t sequence) const {
+  return varlen() ? lens_q[static_cast<std::size_t>(sequence)] : s_q;
+}
+std::int64_t Case::len_k(std::int64_t sequence) const {
+  const auto n = static_cast<std::size_t>(sequence);
+  if (varlen()) return lens_k[n];
+  return key_lengths.empty() ? s_k : key_lengths[n];
+}
+
 std::string Case::text() const {
   std::ostringstream text;
   text << to_string(dtype) << " -> o " << to_string(o_dtype) << ", grads " << to_string(grad_dtype);
@@ -94,6 +125,8 @@ std::string Case::text() const {
   if (options.score.scale) text << " scale " << *options.score.scale;
   if (options.score.softcap > 0) text << " softcap " << options.score.softcap;
   if (alibi_rank > 0) text << " alibi rank " << alibi_rank;
+  if (sinks) text << " sinks";
+  if (!key_lengths.empty()) text << " key lengths " << join(key_lengths);
   text << (d_lse ? " d_lse" : "") << (layout.random ? " random layout" : "") << " std "
        << data.query_key_std << " v " << data.v_mean << "+-" << data.v_std << " stream " << stream;
   return text.str();
@@ -120,10 +153,19 @@ Instance::Instance(const Case& problem) : c(problem) {
     d_lse.fill(normal(0.0, 1.0));
   }
   if (c.alibi_rank > 0) {
-    const std::int64_t sequences = c.varlen() ? static_cast<std::int64_t>(c.lens_q.size()) : c.b;
     slopes = c.alibi_rank == 1 ? Buffer(DType::f32, {c.h_q()}, in, s + 6)
-                               : Buffer(DType::f32, {sequences, c.h_q()}, in, s + 6);
+                               : Buffer(DType::f32, {c.sequences(), c.h_q()}, in, s + 6);
     slopes.fill([&] { return std::exp2(-8.0 * random.uniform()); });
+  }
+  if (c.sinks) {
+    sinks = Buffer(c.dtype == DType::f64 ? c.dtype : DType::f32, {c.h_q()}, in, s + 12);
+    // Some below, some above the scores.
+    sinks.fill(normal(0.0, 2.0 + c.data.query_key_std * c.data.query_key_std));
+  }
+  if (!c.key_lengths.empty()) {
+    key_lengths = integers(c.key_lengths);
+    poison_padding(k, c.key_lengths);
+    poison_padding(v, c.key_lengths);
   }
   if (c.varlen()) {
     poison_slack(q, sum(c.lens_q));
@@ -146,7 +188,9 @@ Gradients Instance::make_gradients(DType dtype, Layout layout) const {
   const std::uint64_t s = c.stream * 16;
   return {Buffer(dtype, row_shape(c, false, c.d_qk), layout, s + 9),
           Buffer(dtype, row_shape(c, true, c.d_qk), layout, s + 10),
-          Buffer(dtype, row_shape(c, true, c.d_v), layout, s + 11)};
+          Buffer(dtype, row_shape(c, true, c.d_v), layout, s + 11),
+          c.sinks ? Buffer(dtype == DType::f64 ? dtype : DType::f32, {c.h_q()}, layout, s + 13)
+                  : Buffer()};
 }
 
 ForwardTensors Instance::tensors(Results& results) const {
@@ -157,7 +201,9 @@ ForwardTensors Instance::tensors(Results& results) const {
           .lse = results.lse.out(),
           .alibi_slopes = slopes.in(),
           .cu_seqlens_q = cu_q.in(),
-          .cu_seqlens_k = cu_k.in()};
+          .cu_seqlens_k = cu_k.in(),
+          .sinks = sinks.in(),
+          .key_lengths = key_lengths.in()};
 }
 
 BackwardTensors Instance::tensors(const Results& results, Gradients& gradients) const {
@@ -173,7 +219,10 @@ BackwardTensors Instance::tensors(const Results& results, Gradients& gradients) 
           .d_lse = d_lse.in(),
           .alibi_slopes = slopes.in(),
           .cu_seqlens_q = cu_q.in(),
-          .cu_seqlens_k = cu_k.in()};
+          .cu_seqlens_k = cu_k.in(),
+          .sinks = sinks.in(),
+          .key_lengths = key_lengths.in(),
+          .d_sinks = gradients.d_sinks.out()};
 }
 
 void Instance::forward(Results& results, const PlanOptions& plan_options) const {
@@ -193,6 +242,7 @@ void Instance::backward(const Results& results, Gradients& gradients,
   expect_intact("dq", gradients.dq, true);
   expect_intact("dk", gradients.dk, true);
   expect_intact("dv", gradients.dv, true);
+  expect_intact("d_sinks", gradients.d_sinks, true);
   expect_intact("q", q, false);
   expect_intact("k", k, false);
   expect_intact("v", v, false);

@@ -29,6 +29,8 @@ struct Case {
   Options options{};
   int alibi_rank = 0;  ///< 0: no slopes, 1: [h_q], 2: [b, h_q]
   bool d_lse = false;
+  bool sinks = false;                       ///< a logit per head, and its gradient
+  std::vector<std::int64_t> key_lengths{};  ///< dense: keys of each sequence, at most s_k
   Layout layout{};
   Data data{};
   std::uint64_t stream = 0;  ///< of the random data
@@ -37,6 +39,9 @@ struct Case {
   std::int64_t h_q() const { return h_k * group; }
   std::int64_t total_q() const;  ///< rows of the q tensor over the batch, slack included
   std::int64_t total_k() const;
+  std::int64_t sequences() const;
+  std::int64_t len_q(std::int64_t sequence) const;
+  std::int64_t len_k(std::int64_t sequence) const;
   std::string text() const;
 };
 
@@ -44,7 +49,7 @@ struct Results {
   Buffer o, lse;
 };
 struct Gradients {
-  Buffer dq, dk, dv;
+  Buffer dq, dk, dv, d_sinks;
 };
 
 struct Both {
@@ -57,7 +62,7 @@ struct Instance {
   explicit Instance(const Case& c);
 
   Case c;
-  Buffer q, k, v, slopes, d_o, d_lse, cu_q, cu_k;
+  Buffer q, k, v, slopes, sinks, d_o, d_lse, cu_q, cu_k, key_lengths;
 
   /// NaN-filled buffers to write to; `dtype` f64 for the oracle.
   Results make_results(DType o_dtype, DType lse_dtype = DType::f32, Layout layout = {}) const;

@@ -11,6 +11,8 @@ namespace {
 
 using Floats = std::vector<float>;
 
+constexpr float kNoSink = -std::numeric_limits<float>::infinity();
+
 /// To the nearest number with `digits` significant bits (ties to even) and exponents from `lowest`
 /// on: not by the library's conversions, whose faults would hide in the bounds.
 float round_to(float value, int digits, int lowest, double largest) {
@@ -98,7 +100,8 @@ class PlainRun {
         q_(floats(x_.q)),
         k_(floats(x_.k)),
         v_(floats(x_.v)),
-        slopes_(floats(x_.slopes)) {
+        slopes_(floats(x_.slopes)),
+        sinks_(floats(x_.sinks)) {
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
     o_.assign(static_cast<std::size_t>(c_.total_q() * c_.h_q() * c_.d_v), kNan);
     lse_.assign(static_cast<std::size_t>(c_.total_q() * c_.h_q()), kNan);
@@ -109,21 +112,20 @@ class PlainRun {
     dq_.assign(q_.size(), 0.0f);
     dk_.assign(k_.size(), 0.0f);
     dv_.assign(v_.size(), 0.0f);
+    d_sinks_.assign(sinks_.size(), 0.0);
   }
 
   Plain run() {
-    const std::int64_t sequences = c_.varlen() ? static_cast<std::int64_t>(c_.lens_q.size()) : c_.b;
     std::int64_t first_q = 0;
     std::int64_t first_k = 0;
-    for (std::int64_t n = 0; n < sequences; ++n) {
-      const auto at = static_cast<std::size_t>(n);
-      const std::int64_t len_q = c_.varlen() ? c_.lens_q[at] : c_.s_q;
-      const std::int64_t len_k = c_.varlen() ? c_.lens_k[at] : c_.s_k;
+    for (std::int64_t n = 0; n < c_.sequences(); ++n) {
+      const std::int64_t len_q = c_.len_q(n);
+      const std::int64_t len_k = c_.len_k(n);
       for (std::int64_t head = 0; head < c_.h_q(); ++head) {
         sequence_head(n, head, first_q, first_k, len_q, len_k);
       }
       first_q += len_q;
-      first_k += len_k;
+      first_k += c_.varlen() ? len_k : c_.s_k;
     }
     Plain result;
     result.o = rounded(o_, c_.o_dtype);
@@ -135,6 +137,8 @@ class PlainRun {
       result.dq = rounded(dq_, c_.grad_dtype);
       result.dk = rounded(dk_, c_.grad_dtype);
       result.dv = rounded(dv_, c_.grad_dtype);
+      result.d_sinks = d_sinks_;
+      result.d_sink_size = d_sink_size_;
     }
     return result;
   }
@@ -168,8 +172,9 @@ class PlainRun {
       const float* const q = q_.data() + ((first_q + i) * c_.h_q() + head) * c_.d_qk;
       const auto lse_at = static_cast<std::size_t>(c_.varlen() ? head * c_.total_q() + first_q + i
                                                                : (n * c_.h_q() + head) * len_q + i);
-      float maximum = -std::numeric_limits<float>::infinity();
-      double size = 0.0;
+      const float sink = sinks_.empty() ? kNoSink : sinks_[static_cast<std::size_t>(head)];
+      float maximum = sink;
+      double size = sink == kNoSink ? 0.0 : std::fabs(sink);
       for (std::int64_t j = 0; j < len_k; ++j) {
         if (!visible.sees(i, j)) continue;
         const float* const k = key(first_k + j, head_k);
@@ -181,7 +186,7 @@ class PlainRun {
         size = std::max(
             size, static_cast<double>(std::fabs(scale_) * absolute_dot(q, k, c_.d_qk) + bias));
       }
-      softmax_row(visible, i, len_k, scores, maximum, first_q + i, first_k, head, lse_at);
+      softmax_row(visible, i, len_k, scores, maximum, sink, first_q + i, first_k, head, lse_at);
       size_[lse_at] = size + (std::isinf(lse_[lse_at]) ? 0.0 : std::fabs(lse_[lse_at]));
       if (backward_ && !std::isinf(maximum)) {
         backward_row(visible, i, len_k, scores, first_q + i, first_k, head, lse_at);
@@ -190,11 +195,11 @@ class PlainRun {
   }
 
   void softmax_row(const reference::Visibility& visible, std::int64_t i, std::int64_t len_k,
-                   const std::vector<Score>& scores, float maximum, std::int64_t row,
+                   const std::vector<Score>& scores, float maximum, float sink, std::int64_t row,
                    std::int64_t first_k, std::int64_t head, std::size_t lse_at) {
     float* const o = o_.data() + (row * c_.h_q() + head) * c_.d_v;
     std::fill_n(o, c_.d_v, 0.0f);
-    float sum = 0.0f;
+    float sum = sink == kNoSink ? 0.0f : std::exp(sink - maximum);
     by_runs(len_k, [&](std::int64_t first, std::int64_t last) {
       float part = 0.0f;
       for (std::int64_t j = first; j < last; ++j) {
@@ -226,7 +231,13 @@ class PlainRun {
     const float d_size = absolute_dot(d_o, o, c_.d_v);
     float d_row = 0.0f;
     for (std::int64_t e = 0; e < c_.d_v; ++e) d_row += d_o[e] * rounded(o[e], c_.o_dtype);
-    if (!d_lse_.empty()) d_row -= d_lse_[lse_at];
+    const float d_lse = d_lse_.empty() ? 0.0f : d_lse_[lse_at];
+    d_row -= d_lse;
+    if (!sinks_.empty()) {
+      const float p = std::exp(sinks_[static_cast<std::size_t>(head)] - lse_[lse_at]);
+      d_sinks_[static_cast<std::size_t>(head)] -= p * d_row;
+      d_sink_size_ = std::max(d_sink_size_, p * (d_size + std::fabs(d_lse)));
+    }
     Floats part(static_cast<std::size_t>(c_.d_qk));
     by_runs(len_k, [&](std::int64_t first, std::int64_t last) {
       std::fill(part.begin(), part.end(), 0.0f);
@@ -260,9 +271,11 @@ class PlainRun {
   const Case& c_;
   bool backward_;
   float scale_, cap_;
-  Floats q_, k_, v_, slopes_, d_o_, d_lse_;
+  Floats q_, k_, v_, slopes_, sinks_, d_o_, d_lse_;
   Floats o_, lse_, dq_, dk_, dv_;
   std::vector<double> size_;
+  std::vector<double> d_sinks_;
+  float d_sink_size_ = 0.0f;
   float ds_size_ = 0.0f;
   float ds_row_size_ = 0.0f;
 };

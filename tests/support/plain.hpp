@@ -13,13 +13,15 @@ namespace abacist::testing {
 struct Plain {
   std::vector<double> o, lse;
   std::vector<double> dq, dk, dv;  ///< empty unless asked for
-  /// Per row, as lse: the largest sum of |scale q_e k_e| (+ |bias|) over its visible keys, plus the
-  /// LSE's own size. What rounding errors of the scores are proportional to.
+  /// Per row, as lse: the largest sum of |scale q_e k_e| (+ |bias|) over its visible keys, or its
+  /// |sink|, plus the LSE's own size. What rounding errors of the scores are proportional to.
   std::vector<double> score_size;
   /// The largest |scale| p (sum |dO_e v_e| + sum |dO_e o_e|) of a visible pair: what dS is before
   /// dP - D cancels.
   double ds_size = 0.0;
-  double ds_row_size = 0.0;  ///< the same without p, whose sum over a row is 1
+  double ds_row_size = 0.0;     ///< the same without p, whose sum over a row is 1
+  std::vector<double> d_sinks;  ///< [h_q]
+  double d_sink_size = 0.0;     ///< the largest p_sink (sum |dO_e o_e| + |dLSE|) of a row
 };
 
 Plain compute_plain(const Instance& instance, bool with_gradients);

@@ -1,81 +1,16 @@
 // Every argument error is named before anything runs, and outputs stay as they were.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 
 #include "abacist/abacist.hpp"
 #include "support/case.hpp"
+#include "unit/good.hpp"
 
 namespace abacist::testing {
 namespace {
 
 constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
-
-/// A valid call of either pass, to be spoilt.
-struct Good {
-  Good() : Good(Case{.b = 2, .h_k = 2, .group = 2, .s_q = 4, .s_k = 5, .d_qk = 3, .d_v = 2}) {}
-  explicit Good(const Case& c)
-      : x(c), results(x.make_results(c.o_dtype)), gradients(x.make_gradients(c.grad_dtype)) {
-    forward = x.tensors(results);
-    x.d_o.freeze();
-    backward = x.tensors(std::as_const(results), gradients);
-    options = x.c.options;
-  }
-
-  Instance x;
-  Results results;
-  Gradients gradients;
-  ForwardTensors forward;
-  BackwardTensors backward;
-  Options options;
-};
-
-Case varlen_case() {
-  Case c;
-  c.h_k = 2;
-  c.group = 2;
-  c.d_qk = 3;
-  c.d_v = 2;
-  c.lens_q = {3, 0, 2};
-  c.lens_k = {1, 4, 2};
-  return c;
-}
-
-void expect_untouched(const Good& good) {
-  EXPECT_EQ(good.results.o.damage(false), "");
-  EXPECT_EQ(good.results.lse.damage(false), "");
-  EXPECT_EQ(good.gradients.dq.damage(false), "");
-  EXPECT_EQ(good.gradients.dk.damage(false), "");
-  EXPECT_EQ(good.gradients.dv.damage(false), "");
-}
-
-void expect_error(const Status& status, const std::string& argument, const std::string& says) {
-  ASSERT_FALSE(status.ok()) << "expected an error about " << argument << ": " << says;
-  EXPECT_EQ(status.error().code, ErrorCode::invalid_argument) << to_string(status.error());
-  EXPECT_EQ(status.error().argument, argument) << to_string(status.error());
-  EXPECT_NE(status.error().message.find(says), std::string::npos) << to_string(status.error());
-}
-
-/// Spoils a forward call; it must fail naming `argument`, leaving the outputs alone.
-void expect_forward_error(const std::string& argument, const std::string& says,
-                          const std::function<void(Good&)>& spoil, const Case* c = nullptr) {
-  Good good = c != nullptr ? Good(*c) : Good();
-  spoil(good);
-  expect_error(forward(good.forward, good.options), argument, says);
-  expect_error(forward(good.forward, good.options, {.backend = Backend::reference}), argument,
-               says);
-  expect_untouched(good);
-}
-
-void expect_backward_error(const std::string& argument, const std::string& says,
-                           const std::function<void(Good&)>& spoil) {
-  Good good;
-  spoil(good);
-  expect_error(backward(good.backward, good.options, {.backend = Backend::reference}), argument,
-               says);
-  expect_untouched(good);
-}
 
 TEST(Validation, TheGoodCallsAreGood) {
   for (const bool varlen : {false, true}) {

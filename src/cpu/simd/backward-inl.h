@@ -357,19 +357,36 @@ HWY_INLINE float row_product(const BackwardHead& head, std::int64_t i, std::int6
   return static_cast<float>(sum);
 }
 
+/// -exp(sink - LSE) D of one row: its part of the sink's gradient. At most D in size, as P is at
+/// most 1.
+inline double sink_gradient(float sink, float lse, float d) {
+  if (sink == kNoSink) return 0.0;
+  const double x = double{sink} - double{lse};
+  return -std::exp(x > 0.0 ? 0.0 : x) * double{d};
+}
+
 void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte* memory) {
   const BackwardScratch x(head.tiles, static_cast<size_t>(head.d_qk), static_cast<size_t>(head.d_v),
                           memory);
   head.turns[row_tile] = 0;
   const std::int64_t first = row_tile * head.tiles.rows;
   const bool sees_keys = !head.key_blocks(row_tile).empty();
+  const bool sinks = head.sinks.data != nullptr;
+  double* sink_sums = sinks ? head.sink_sums + row_tile * head.group : nullptr;
+  if (sinks) std::fill_n(sink_sums, head.group, 0.0);
   for (std::int64_t r = first; r < first + head.tiles.rows; ++r) {
     head.lse_base2[r] = std::numeric_limits<float>::infinity();
     head.d[r] = 0.0f;
     if (r >= head.rows) continue;
     const std::int64_t i = r / head.group;
     const std::int64_t g = r % head.group;
-    if (head.rule.visible(i).empty()) {
+    const bool empty = head.rule.visible(i).empty();
+    if (!empty || sinks) {
+      const float d = row_product(head, i, g, x.staging);
+      if (!empty) head.d[r] = d;
+      if (sinks) sink_sums[g] += sink_gradient(head.sinks.at(g), head.lse.at(i, g), d);
+    }
+    if (empty) {
       if (sees_keys) continue;  // finish_dq writes the zeros
       std::fill_n(x.staging, head.d_qk, 0.0f);
       store_row(x.staging, static_cast<size_t>(head.d_qk), head.dq,
@@ -377,7 +394,6 @@ void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte
       continue;
     }
     head.lse_base2[r] = static_cast<float>(double{head.lse.at(i, g)} / std::numbers::ln2);
-    head.d[r] = row_product(head, i, g, x.staging);
   }
 }
 

@@ -132,6 +132,22 @@ HWY_NOINLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_
   }
 }
 
+/// Maximum (base 2) and sum of a finished row, and the factor that its O has yet to take.
+struct RowState {
+  double maximum, sum;
+  float factor;
+};
+
+/// The sink, a natural logit, joins maximum and sum; -inf is none. The largest of the row may be
+/// the sink, which then rescales what the keys gave. NaN and +inf make the row NaN.
+inline RowState with_sink(float maximum, float sum, float sink) {
+  if (sink == kNoSink) return {double{maximum}, double{sum}, 1.0f};
+  const double base2 = double{sink} * std::numbers::log2e;
+  const double largest = base2 <= double{maximum} ? double{maximum} : base2;
+  const double factor = std::exp2(double{maximum} - largest);
+  return {largest, double{sum} * factor + std::exp2(base2 - largest), static_cast<float>(factor)};
+}
+
 /// O / sum and LSE of one panel to the caller's tensors.
 void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel,
                   const PanelMask& mask) {
@@ -142,8 +158,10 @@ void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel
     const std::int64_t i = r / task.group;
     const std::int64_t g = r % task.group;
     const bool empty = mask.visible(r).empty();
-    const float sum = x.sum[panel * kPanel + lane];
-    const float inverse = empty ? 0.0f : 1.0f / sum;
+    const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(g);
+    const auto [maximum, sum, factor] =
+        with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
+    const float inverse = empty ? 0.0f : factor / static_cast<float>(sum);
     for (size_t c = 0; c < d_v; ++c) {
       x.staging[c] = empty ? 0.0f : o[c * kPanel + lane] * inverse;
     }
@@ -151,11 +169,9 @@ void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel
     if (task.lse.data == nullptr) continue;
     // A row whose visible scores are all -inf is not empty: 0 / 0, NaN as in O (and in a merge of
     // key splits, where -inf would mean "no key").
-    const double base2 = sum == 0.0f
-                             ? std::numeric_limits<double>::quiet_NaN()
-                             : double{x.maximum[panel * kPanel + lane]} + std::log2(double{sum});
-    task.lse.at(i, g) = empty ? -std::numeric_limits<float>::infinity()
-                              : static_cast<float>(base2 * std::numbers::ln2);
+    const double base2 =
+        sum == 0.0 ? std::numeric_limits<double>::quiet_NaN() : maximum + std::log2(sum);
+    task.lse.at(i, g) = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "abacist/tensor.hpp"
 #include "core/mask.hpp"
@@ -31,6 +32,17 @@ struct BasicRowValues {
 };
 using RowValues = BasicRowValues<const float>;
 using RowOutput = BasicRowValues<float>;
+
+/// The sink that is none.
+inline constexpr float kNoSink = -std::numeric_limits<float>::infinity();
+
+/// A float per head of a group: sinks. Null data: none.
+struct HeadValues {
+  const float* data = nullptr;
+  std::int64_t stride = 0;
+
+  float at(std::int64_t g) const { return data[g * stride]; }
+};
 
 /// How scores are made from q.k, in base-2 units (times log2 e) so that exp2 serves.
 struct ScoreRule {
@@ -63,7 +75,8 @@ struct Tiles {
 struct ForwardTask {
   Operand q, k, v;  ///< k and v: head 0 of the operand is the group's key/value head
   Output o;
-  RowOutput lse;  ///< data null: not wanted
+  RowOutput lse;     ///< data null: not wanted
+  HeadValues sinks;  ///< none where the keys are split: the merge adds them
   core::MaskRule rule;
   ScoreRule score;
   std::int64_t group = 1;
@@ -79,6 +92,7 @@ struct BackwardHead {
   Operand q, k, v, o, d_o;
   Output dq, dk, dv;
   RowValues lse, d_lse;  ///< d_lse: data null if absent
+  HeadValues sinks;      ///< data null unless their gradient is wanted
   core::MaskRule rule;
   ScoreRule score;
   float scale = 1.0f;
@@ -87,10 +101,11 @@ struct BackwardHead {
   std::int64_t rows = 0;  ///< packed rows
   Tiles tiles;
   // In the workspace, over row tiles:
-  float* lse_base2 = nullptr;  ///< [row tiles][tiles.rows]; +inf for a row that sees no key
-  float* d = nullptr;          ///< [row tiles][tiles.rows]; D = rowsum(dO o O) - dLSE
-  float* dq_sum = nullptr;     ///< [row tiles][panels][d_qk][panel_rows]
-  int* turns = nullptr;        ///< [row tiles]; key blocks that have added their dQ
+  float* lse_base2 = nullptr;   ///< [row tiles][tiles.rows]; +inf for a row that sees no key
+  float* d = nullptr;           ///< [row tiles][tiles.rows]; D = rowsum(dO o O) - dLSE
+  float* dq_sum = nullptr;      ///< [row tiles][panels][d_qk][panel_rows]
+  int* turns = nullptr;         ///< [row tiles]; key blocks that have added their dQ
+  double* sink_sums = nullptr;  ///< [row tiles][group]; sums of -exp(sink - LSE) D; with sinks
 
   std::int64_t row_tiles() const { return (rows + tiles.rows - 1) / tiles.rows; }
   /// Key blocks that some row of the tile sees: [begin, end).
