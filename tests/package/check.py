@@ -3,50 +3,20 @@ add_subdirectory, static and shared, with README's example as the program. Check
 library exports and calls. Prints "ok NAME" or "FAIL NAME: why" for each check."""
 
 import os
-import pathlib
 import re
 import shutil
 import subprocess
 import sys
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-WORK = TOP / "build" / "package"
-EXAMPLE = WORK / "example.cpp"
-SAYS = "o[0] = 0.1\n"  # what README's example prints
-WARNINGS = ["-std=c++20", "-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wpedantic", "-Werror"]
+import abi
+import headers
+import support
+from support import (C_WARNINGS, CC, CXX, CXX_WARNINGS, TOP, WORK, check, configure, processors, run,
+                     skip)
 
-failed = False
-
-
-class CommandFailed(Exception):
-    pass
-
-
-def run(*command, env=None):
-    done = subprocess.run([str(part) for part in command], cwd=TOP, capture_output=True, text=True,
-                          env={**os.environ, **(env or {})}, check=False)
-    if done.returncode != 0:
-        raise CommandFailed(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
-def check(name, body):
-    """Runs a check: it fails by an exception or by returning text that says why."""
-    global failed
-    try:
-        fault = body()
-    except CommandFailed as error:
-        fault = str(error)
-    failed |= bool(fault)
-    print(f"FAIL {name}: {fault}" if fault else f"ok {name}", flush=True)
-    return not fault
-
-
-def configure(source, folder, *options):
-    launcher = shutil.which("ccache")
-    if launcher:
-        options = (*options, f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}")
-    run("cmake", "-G", "Ninja", "-S", source, "-B", folder, "-DCMAKE_BUILD_TYPE=Release", *options)
+CONSUMER = TOP / "tests" / "package" / "consumer"
+EXAMPLES = {"cpp": WORK / "example.cpp", "c": WORK / "example.c"}
+SAYS = "o[0] = 0.1\n"  # what README's examples print
 
 
 def expect_output(program, env=None):
@@ -54,14 +24,15 @@ def expect_output(program, env=None):
     return None if said == SAYS else f"printed {said!r}, must be {SAYS!r}"
 
 
-def write_example():
-    """README's first C++ block becomes the program that every consumer builds."""
+def write_examples():
+    """README's first blocks of C++ and C become the programs that every consumer builds."""
     readme = (TOP / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"^```cpp\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    if not block:
-        return "README.md holds no C++ block"
-    EXAMPLE.parent.mkdir(parents=True, exist_ok=True)
-    EXAMPLE.write_text(block.group(1), encoding="utf-8")
+    WORK.mkdir(parents=True, exist_ok=True)
+    for language, path in EXAMPLES.items():
+        block = re.search(rf"^```{language}\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+        if not block:
+            return f"README.md holds no {language} block"
+        path.write_text(block.group(1), encoding="utf-8")
     return None
 
 
@@ -74,18 +45,27 @@ def install(build, prefix):
     first.rename(prefix)
 
 
+def expect_both(folder):
+    return expect_output(folder / "example_cpp") or expect_output(folder / "example_c")
+
+
+def consume(folder, *options):
+    shutil.rmtree(folder, ignore_errors=True)
+    configure(CONSUMER, folder, *(f"-DEXAMPLE_{name.upper()}={path}" for name, path in EXAMPLES.items()),
+              *options)
+    run("cmake", "--build", folder, "-j", processors())
+    return expect_both(folder)
+
+
 def subdirectory():
-    folder = WORK / "subdirectory"
-    configure(TOP / "tests" / "package" / "consumer", folder, f"-DABACIST_SOURCE_DIR={TOP}",
-              f"-DEXAMPLE={EXAMPLE}", "-DBUILD_SHARED_LIBS=ON", "-DABACIST_INSTALL=ON")
-    run("cmake", "--build", folder, "-j", len(os.sched_getaffinity(0)))
-    return expect_output(folder / "example")
+    return consume(WORK / "subdirectory", f"-DABACIST_SOURCE_DIR={TOP}", "-DBUILD_SHARED_LIBS=ON",
+                   "-DABACIST_INSTALL=ON")
 
 
 def static_install():
     folder = TOP / "build" / "release"
     run("cmake", "--preset", "release")
-    run("cmake", "--build", "--preset", "release", "-j", len(os.sched_getaffinity(0)))
+    run("cmake", "--build", "--preset", "release", "-j", processors())
     install(folder, WORK / "static")
 
 
@@ -99,10 +79,15 @@ def library_folder(prefix):
 
 
 def find_package(kind):
-    folder = WORK / f"find-package-{kind}"
+    return consume(WORK / f"find-package-{kind}", f"-DCMAKE_PREFIX_PATH={WORK / kind}")
+
+
+def find_package_in_plain_c(kind):
+    """A project of C alone."""
+    folder = WORK / f"find-package-c-{kind}"
     shutil.rmtree(folder, ignore_errors=True)
-    configure(TOP / "tests" / "package" / "consumer", folder,
-              f"-DCMAKE_PREFIX_PATH={WORK / kind}", f"-DEXAMPLE={EXAMPLE}")
+    configure(CONSUMER / "plain_c", folder, f"-DCMAKE_PREFIX_PATH={WORK / kind}",
+              f"-DEXAMPLE={EXAMPLES['c']}")
     run("cmake", "--build", folder)
     return expect_output(folder / "example")
 
@@ -111,9 +96,13 @@ def pkg_config(kind):
     libraries = library_folder(WORK / kind)
     env = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig"), "LD_LIBRARY_PATH": str(libraries)}
     flags = run("pkg-config", "--cflags", "--libs", "abacist", env=env).split()
-    program = WORK / f"pkg-config-{kind}"
-    run(os.environ.get("CXX", "g++"), *WARNINGS, EXAMPLE, "-o", program, *flags)
-    return expect_output(program, env)
+    for compiler, options, example in ((CXX, ["-std=c++20", *CXX_WARNINGS], EXAMPLES["cpp"]),
+                                       (CC, ["-std=c11", *C_WARNINGS], EXAMPLES["c"])):
+        program = WORK / f"pkg-config-{kind}{example.suffix[1:]}"
+        run(compiler, *options, example, "-o", program, *flags)
+        if fault := expect_output(program, env):
+            return f"{example.name}: {fault}"
+    return None
 
 
 def only_public_headers():
@@ -122,13 +111,6 @@ def only_public_headers():
     public = {str(p.relative_to(TOP / "include"))
               for p in (TOP / "include" / "abacist").iterdir() if p.suffix in (".hpp", ".h")}
     return None if installed == public else f"differ: {sorted(installed ^ public)}"
-
-
-def headers_stand_alone(compiler):
-    include = WORK / "static" / "include"
-    for header in sorted(include.rglob("*.hpp")):
-        run(compiler, *WARNINGS, f"-I{include}", "-fsyntax-only", "-include", header, "-x", "c++",
-            os.devnull)
 
 
 def symbols(*options):
@@ -176,7 +158,7 @@ def soname():
 
 def versions_agree():
     cmake = (TOP / "CMakeLists.txt").read_text(encoding="utf-8")
-    header = (TOP / "include" / "abacist" / "version.hpp").read_text(encoding="utf-8")
+    header = (TOP / "include" / "abacist" / "version.h").read_text(encoding="utf-8")
     numbers = ".".join(re.search(rf"VERSION_{part} (\d+)", header).group(1)
                        for part in ("MAJOR", "MINOR", "PATCH"))
     return None if f"project(abacist VERSION {numbers} " in cmake else f"header says {numbers}"
@@ -195,31 +177,43 @@ def foreign_platform_is_refused():
     return None if wanted in done.stderr else f"said {done.stderr}"
 
 
+def check_static():
+    check("only public headers are installed", only_public_headers)
+    headers.check_all(WORK / "static" / "include")
+    clang = shutil.which("clang") or shutil.which("clang-14")
+    if clang:
+        headers.check_all(WORK / "static" / "include", ", clang", clang.replace("clang", "clang++"), clang)
+    else:
+        skip("headers with clang", "no clang on this machine")
+    check("find_package, static", lambda: find_package("static"))
+    check("find_package from plain C, static", lambda: find_package_in_plain_c("static"))
+    check("pkg-config, static", lambda: pkg_config("static"))
+
+
+def check_shared():
+    check("find_package, shared", lambda: find_package("shared"))
+    check("find_package from plain C, shared", lambda: find_package_in_plain_c("shared"))
+    check("pkg-config, shared", lambda: pkg_config("shared"))
+    check("soname", soname)
+    check("exports only the API", exports_only_the_api)
+    check("exports the whole API", exports_the_whole_api)
+    check("the C ABI is the one described",
+          lambda: abi.difference(library_folder(WORK / "shared") / "libabacist.so"))
+    check("never prints, never ends the program", never_prints_or_ends_the_program)
+
+
 def main():
     check("versions of CMake and header agree", versions_agree)
     check("a foreign platform is refused by name", foreign_platform_is_refused)
-    if not check("README has an example", write_example):
+    if not check("README has examples", write_examples):
         sys.exit(1)
     shared = check("add_subdirectory, shared", subdirectory)
     shared = shared and check("install, shared", shared_install)
-    static = check("install, static", static_install)
-    if static:
-        check("only public headers are installed", only_public_headers)
-        check("headers stand alone", lambda: headers_stand_alone(os.environ.get("CXX", "g++")))
-        if clang := shutil.which("clang++") or shutil.which("clang++-14"):
-            check("headers stand alone with clang", lambda: headers_stand_alone(clang))
-        else:
-            print("skip headers stand alone with clang: no clang++ on this machine")
-        check("find_package, static", lambda: find_package("static"))
-        check("pkg-config, static", lambda: pkg_config("static"))
+    if check("install, static", static_install):
+        check_static()
     if shared:
-        check("find_package, shared", lambda: find_package("shared"))
-        check("pkg-config, shared", lambda: pkg_config("shared"))
-        check("soname", soname)
-        check("exports only the API", exports_only_the_api)
-        check("exports the whole API", exports_the_whole_api)
-        check("never prints, never ends the program", never_prints_or_ends_the_program)
-    sys.exit(failed)
+        check_shared()
+    sys.exit(support.any_failed)
 
 
 if __name__ == "__main__":
