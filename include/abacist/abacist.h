@@ -122,6 +122,14 @@ typedef struct abacist_tensors {
                                     -slope * |i + shift - j| to a score. */
   abacist_tensor cu_seqlens_q; /**< Varlen: i32 [b + 1], contiguous, 0 first, ascending. */
   abacist_tensor cu_seqlens_k; /**< Varlen: i32 [b + 1], contiguous. */
+  abacist_tensor sinks;        /**< Optional; f32 [h_q], a raw logit per head (not scaled, capped or
+                                    biased; -inf: none) whose exp joins the denominator once. lse
+                                    includes it; a row that sees no key has lse = sink. Partial
+                                    results carry no sink: give it to abacist_merge. */
+  abacist_tensor d_sinks;      /**< Backward: gradient by sinks, optional; f32 [h_q]. */
+  abacist_tensor key_lengths;  /**< Dense, optional; i32 [b], contiguous: sequence n has keys
+                                    [0, key_lengths[n]) of its s_k; beyond, nothing is read, and
+                                    dk and dv are set to 0. */
 } abacist_tensors;
 
 /** The pointers alone, for a run of a plan that knows the rest. NULL where the plan has no such
@@ -130,6 +138,7 @@ typedef struct abacist_pointers {
   size_t struct_size;
   void *q, *k, *v, *o, *lse, *d_o, *d_lse, *dq, *dk, *dv;
   void *alibi_slopes, *cu_seqlens_q, *cu_seqlens_k;
+  void *sinks, *d_sinks, *key_lengths;
 } abacist_pointers;
 
 /** Mask and score: everything but the data and the shapes. */
@@ -247,12 +256,12 @@ abacist_backward(const abacist_tensors* tensors, const abacist_options* options,
                  const abacist_plan_options* plan_options,
                  const abacist_run_options* run_options) ABACIST_NOEXCEPT;
 
-/** Merges partial results over disjoint sets of keys: `lse = log sum exp(lse_p)`,
- *  `o = sum exp(lse_p - lse) o_p`, in the order given. (0, -inf) is neutral; one non-empty part is
- *  returned bit for bit (types permitting). `lse` may be NULL. */
+/** Merges partial results over disjoint sets of keys into `into->o` and, if present, `into->lse`:
+ *  `lse = log sum exp(lse_p)`, `o = sum exp(lse_p - lse) o_p`, in the order given. (0, -inf) is
+ *  neutral; one non-empty part is returned bit for bit (types permitting). `into->sinks`, if
+ *  present, join the denominator once. No other operand may be present. On the host only. */
 ABACIST_API abacist_status abacist_merge(const abacist_partial* parts, size_t count,
-                                         const abacist_tensor* o,
-                                         const abacist_tensor* lse) ABACIST_NOEXCEPT;
+                                         const abacist_tensors* into) ABACIST_NOEXCEPT;
 
 /* ---- Plans -------------------------------------------------------------------------------- */
 

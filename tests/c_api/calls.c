@@ -8,7 +8,13 @@
 #include "checks.h"
 
 static problem p;
-static const plain_rule kPlain = {false, 0.35355339059327379, 0.0, 0.0, 1000, 1000};
+static const plain_rule kPlain = {false, 0.35355339059327379, 0.0, 0.0, 1000, 1000, NULL};
+
+static float kSinks[HQ] = {0.5f, -1.0f, 2.0f, 0.0f};
+static abacist_tensor sinks_tensor(void) {
+  const int64_t shape[] = {HQ};
+  return abacist_contiguous(kSinks, ABACIST_F32, 1, shape);
+}
 
 static void names_and_numbers(void) {
   char version[32];
@@ -66,7 +72,7 @@ static void options_mean_what_they_say(void) {
                               .has_scale = 1,
                               .scale = -1.5,
                               .softcap = 2.0};
-  rule = (plain_rule){false, -1.5, 2.0, 0.5, 2, 1000};
+  rule = (plain_rule){false, -1.5, 2.0, 0.5, 2, 1000, NULL};
   p.forward.alibi_slopes = abacist_contiguous(slopes, ABACIST_F32, 1, heads);
   EXPECT_OK(abacist_forward(&p.forward, &options, NULL, NULL));
   EXPECT(error_of(&p, rule) < 1e-6);
@@ -237,13 +243,65 @@ static void parts_merge_to_the_whole(void) {
     EXPECT_OK(abacist_forward(&t, NULL, NULL, NULL));
     parts[part] = (abacist_partial){t.o, t.lse};
   }
-  EXPECT_OK(abacist_merge(parts, 2, &p.forward.o, &p.forward.lse));
+  abacist_tensors into = {.struct_size = sizeof into, .o = p.forward.o, .lse = p.forward.lse};
+  EXPECT_OK(abacist_merge(parts, 2, &into));
   EXPECT(error_of(&p, kPlain) < 1e-6);
   memset(p.o, 0, sizeof p.o);
-  EXPECT_OK(abacist_merge(parts, 2, &p.forward.o, NULL));
+  into.lse = (abacist_tensor){0};
+  EXPECT_OK(abacist_merge(parts, 2, &into));
   EXPECT(error_of(&p, kPlain) < 1e-6);
-  EXPECT_OK(abacist_merge(NULL, 0, &p.forward.o, &p.forward.lse)); /* nothing seen */
+  into.lse = p.forward.lse;
+  EXPECT_OK(abacist_merge(NULL, 0, &into)); /* nothing seen */
   EXPECT(p.o[0] == 0.0f && p.lse[0] == -HUGE_VALF);
+  into.sinks = sinks_tensor();
+  EXPECT_OK(abacist_merge(parts, 2, &into));
+  plain_rule rule = kPlain;
+  rule.sinks = kSinks;
+  EXPECT(error_of(&p, rule) < 1e-6);
+}
+
+static void sinks_and_their_gradient(void) {
+  make_problem(&p);
+  plain_rule rule = kPlain;
+  rule.sinks = kSinks;
+  p.forward.sinks = p.backward.sinks = sinks_tensor();
+  EXPECT_OK(abacist_forward(&p.forward, NULL, NULL, NULL));
+  EXPECT(error_of(&p, rule) < 1e-6);
+  float d_sinks[HQ] = {0}, want[HQ] = {0};
+  p.backward.d_sinks = sinks_tensor();
+  p.backward.d_sinks.data = d_sinks;
+  EXPECT_OK(abacist_backward(&p.backward, NULL, NULL, NULL));
+  for (int row = 0; row < B * SQ * HQ; ++row) { /* -sum exp(sink - lse) rowsum(d_o o) */
+    const int b = row / (SQ * HQ), i = row / HQ % SQ, h = row % HQ;
+    float d = 0.0f;
+    for (int c = 0; c < DV; ++c) d += p.d_o[row * DV + c] * p.o[row * DV + c];
+    want[h] -= expf(kSinks[h] - p.lse[(b * HQ + h) * SQ + i]) * d;
+  }
+  EXPECT(largest_difference(d_sinks, want, HQ) < 1e-5);
+}
+
+static void key_lengths_cut_the_keys(void) {
+  make_problem(&p);
+  int32_t lengths[B] = {SK, 4};
+  const int64_t of_lengths[] = {B};
+  p.forward.key_lengths = abacist_contiguous(lengths, ABACIST_I32, 1, of_lengths);
+  for (int i = 4 * HK * DQ; i < SK * HK * DQ; ++i) p.k[SK * HK * DQ + i] = NAN;
+  EXPECT_OK(abacist_forward(&p.forward, NULL, NULL, NULL));
+  float o[B * SQ * HQ * DV];
+  memcpy(o, p.o, sizeof o);
+  abacist_tensors second = p.forward; /* sequence 1 alone, dense */
+  second.key_lengths = (abacist_tensor){0};
+  abacist_tensor* const all[] = {&second.q, &second.k, &second.v, &second.o, &second.lse};
+  for (int i = 0; i < 5; ++i) {
+    all[i]->data = (float*)all[i]->data + all[i]->stride[0];
+    all[i]->shape[0] = 1;
+  }
+  second.k.shape[1] = second.v.shape[1] = 4;
+  EXPECT_OK(abacist_forward(&second, NULL, NULL, NULL));
+  EXPECT(largest_difference(o, p.o, sizeof o / sizeof *o) < 1e-6);
+  lengths[1] = SK + 1;
+  EXPECT_ERROR(abacist_forward(&p.forward, NULL, NULL, NULL), ABACIST_INVALID_ARGUMENT,
+               "key_lengths", "[1] is 8");
 }
 
 static void varlen_is_dense_when_lengths_are_equal(void) {
@@ -320,6 +378,8 @@ const check kCallChecks[] = {
     {"plans explain themselves", plans_explain_themselves},
     {"plans say who declined", plans_say_who_declined},
     {"parts merge to the whole", parts_merge_to_the_whole},
+    {"sinks and their gradient", sinks_and_their_gradient},
+    {"key lengths cut the keys", key_lengths_cut_the_keys},
     {"varlen is dense when lengths are equal", varlen_is_dense_when_lengths_are_equal},
     {"progress reaches the end", progress_reaches_the_end},
     {"threads do not meet", threads_do_not_meet},

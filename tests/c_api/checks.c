@@ -103,6 +103,7 @@ void plain_row(const problem* p, plain_rule rule, int b, int i, int h, double* o
     sum += weight;
     for (int c = 0; c < DV; ++c) o[c] += weight * (double)v[c];
   }
+  if (rule.sinks != NULL) sum += exp((double)rule.sinks[h]);
   for (int c = 0; c < DV && sum > 0.0; ++c) o[c] /= sum;
   *lse = log(sum);
 }

@@ -50,6 +50,7 @@ typedef struct plain_rule {
   bool causal;
   double scale, softcap, slope;
   long left, right;
+  const float* sinks; /* [h_q], or NULL */
 } plain_rule;
 void plain_row(const problem* p, plain_rule rule, int b, int i, int h, double* o, double* lse);
 

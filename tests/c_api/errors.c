@@ -17,6 +17,7 @@ static void null_arguments(void) {
   make_problem(&p);
   abacist_plan* plan = NULL;
   abacist_plan_info info = {.struct_size = sizeof info};
+  abacist_tensors into = {.struct_size = sizeof into, .o = p.forward.o};
   EXPECT_ERROR(abacist_forward(NULL, NULL, NULL, NULL), kInvalid, "tensors", "is null");
   EXPECT_ERROR(abacist_backward(NULL, NULL, NULL, NULL), kInvalid, "tensors", "is null");
   EXPECT_ERROR(abacist_validate(ABACIST_FORWARD, NULL, NULL), kInvalid, "tensors", "is null");
@@ -28,8 +29,8 @@ static void null_arguments(void) {
   EXPECT_ERROR(abacist_plan_get_problem(NULL, NULL, NULL, NULL), kInvalid, "plan", "is null");
   EXPECT_ERROR(abacist_plan_explain(NULL, NULL, 0, NULL), kInvalid, "plan", "is null");
   EXPECT_ERROR(abacist_plan_device_status(NULL, NULL), kInvalid, "plan", "is null");
-  EXPECT_ERROR(abacist_merge(NULL, 1, &p.forward.o, NULL), kInvalid, "parts", "is null");
-  EXPECT_ERROR(abacist_merge(NULL, 0, NULL, NULL), kInvalid, "o", "is null");
+  EXPECT_ERROR(abacist_merge(NULL, 1, &into), kInvalid, "parts", "is null");
+  EXPECT_ERROR(abacist_merge(NULL, 0, NULL), kInvalid, "into", "is null");
   EXPECT_OK(abacist_plan_create(ABACIST_FORWARD, &p.forward, NULL, NULL, &plan));
   EXPECT_ERROR(abacist_plan_get_info(plan, NULL), kInvalid, "plan_info", "is null");
   EXPECT_ERROR(abacist_plan_explain(plan, NULL, 5, NULL), kInvalid, "text", "is null");
@@ -89,9 +90,11 @@ static void bad_tensors(void) {
   EXPECT_ERROR(abacist_backward(&p.backward, NULL, NULL, NULL), kInvalid, "lse", "is absent");
   const int64_t huge[] = {INT64_MAX, INT64_MAX};
   abacist_partial part = {abacist_contiguous(p.o, ABACIST_F32, 2, huge), {0}};
-  EXPECT_ERROR(abacist_merge(&part, 1, &p.forward.o, NULL), kInvalid, "parts[0].o", "extent");
+  abacist_tensors into = {.struct_size = sizeof into, .o = p.forward.o};
+  EXPECT_ERROR(abacist_merge(&part, 1, &into), kInvalid, "parts[0].o", "extent");
   part.o.dtype = 77;
-  EXPECT_ERROR(abacist_merge(&part, 1, &p.forward.o, NULL), kInvalid, "parts[0].o", "dtype is 77");
+  EXPECT_ERROR(abacist_merge(&part, 1, &into), kInvalid, "parts[0].o", "dtype is 77");
+  EXPECT_ERROR(abacist_merge(NULL, 0, &p.backward), kInvalid, "q", "merging has no such operand");
   EXPECT(abacist_contiguous(p.o, ABACIST_F32, 5, huge).rank == -1);
   EXPECT(abacist_contiguous(p.o, ABACIST_F32, -3, huge).rank == -1);
   EXPECT(abacist_contiguous(p.o, ABACIST_F32, 2, NULL).rank == -1);

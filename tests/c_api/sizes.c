@@ -55,6 +55,25 @@ static void structs_of_a_later_version(void) {
   abacist_plan_destroy(plan);
 }
 
+/* abacist_tensors ended after cu_seqlens_k once. */
+static void structs_of_an_earlier_version(void) {
+  make_problem(&p);
+  p.forward.struct_size = offsetof(abacist_tensors, sinks);
+  memset(&p.forward.sinks, 0xff, sizeof(abacist_tensors) - offsetof(abacist_tensors, sinks));
+  EXPECT_OK(abacist_forward(&p.forward, NULL, NULL, NULL));
+  p.forward.struct_size -= 1;
+  EXPECT_ERROR(abacist_forward(&p.forward, NULL, NULL, NULL), kInvalid, "tensors", "struct_size");
+  abacist_plan* plan = NULL;
+  make_problem(&p);
+  EXPECT_OK(abacist_plan_create(ABACIST_FORWARD, &p.forward, NULL, NULL, &plan));
+  memset(&p.forward, 0xff, sizeof p.forward);
+  p.forward.struct_size = offsetof(abacist_tensors, sinks);
+  EXPECT_OK(abacist_plan_get_problem(plan, NULL, &p.forward, NULL));
+  EXPECT(p.forward.q.rank == 4 && p.forward.cu_seqlens_k.rank == 0 && p.forward.sinks.rank == -1);
+  abacist_plan_destroy(plan);
+}
+
 const check kSizeChecks[] = {{"sizes that are garbage", sizes_that_are_garbage},
+                             {"structs of an earlier version", structs_of_an_earlier_version},
                              {"structs of a later version", structs_of_a_later_version},
                              {NULL, NULL}};

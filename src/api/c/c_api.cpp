@@ -74,14 +74,10 @@ Status create(int32_t pass, const abacist_tensors* tensors, const abacist_option
   return {};
 }
 
-Status merge_parts(const abacist_partial* parts, size_t count, const abacist_tensor* o,
-                   const abacist_tensor* lse) {
-  if (o == nullptr) return invalid("o", "is null");
+Status merge_parts(const abacist_partial* parts, size_t count, const abacist_tensors* into) {
+  const auto targets = merge_targets_of(into);
+  if (!targets) return targets.error();
   if (parts == nullptr && count > 0) return invalid("parts", "is null");
-  const auto to_o = tensor_of("o", *o);
-  if (!to_o) return to_o.error();
-  const auto to_lse = lse == nullptr ? Result<Tensor>(Tensor{}) : tensor_of("lse", *lse);
-  if (!to_lse) return to_lse.error();
   std::vector<Partial> all;
   for (size_t p = 0; p < count; ++p) {
     const std::string prefix = "parts[" + std::to_string(p) + "].";
@@ -91,7 +87,7 @@ Status merge_parts(const abacist_partial* parts, size_t count, const abacist_ten
     if (!part_lse) return part_lse.error();
     all.push_back({*part_o, *part_lse});
   }
-  return merge(all, *to_o, *to_lse);
+  return merge(all, targets->o, targets->lse, targets->sinks);
 }
 
 Status write_text(const std::string& from, char* text, size_t capacity, size_t* length) {
@@ -126,9 +122,9 @@ abacist_status abacist_backward(const abacist_tensors* tensors, const abacist_op
   });
 }
 
-abacist_status abacist_merge(const abacist_partial* parts, size_t count, const abacist_tensor* o,
-                             const abacist_tensor* lse) noexcept {
-  return c::guarded([&] { return c::merge_parts(parts, count, o, lse); });
+abacist_status abacist_merge(const abacist_partial* parts, size_t count,
+                             const abacist_tensors* into) noexcept {
+  return c::guarded([&] { return c::merge_parts(parts, count, into); });
 }
 
 abacist_status abacist_validate(int32_t pass, const abacist_tensors* tensors,

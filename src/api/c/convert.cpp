@@ -64,6 +64,19 @@ constexpr Row kRows[] = {
      &Operands::cu_seqlens_k,
      {.input = &Fw::cu_seqlens_k},
      {.input = &Bw::cu_seqlens_k}},
+    {"sinks",
+     &Tc::sinks,
+     &Pc::sinks,
+     &Operands::sinks,
+     {.input = &Fw::sinks},
+     {.input = &Bw::sinks}},
+    {"d_sinks", &Tc::d_sinks, &Pc::d_sinks, &Operands::d_sinks, {}, {.output = &Bw::d_sinks}},
+    {"key_lengths",
+     &Tc::key_lengths,
+     &Pc::key_lengths,
+     &Operands::key_lengths,
+     {.input = &Fw::key_lengths},
+     {.input = &Bw::key_lengths}},
 };
 static_assert(sizeof(abacist_pointers) == sizeof(std::size_t) + std::size(kRows) * sizeof(void*));
 
@@ -262,6 +275,28 @@ Result<RunOptions> run_options_of(const abacist_run_options* from) {
   to.progress = o.progress;
   to.progress_context = o.progress_context;
   return to;
+}
+
+Result<MergeTargets> merge_targets_of(const abacist_tensors* into) {
+  abacist_tensors all;
+  if (Status s = read("into", into, all); !s) return s.error();
+  MergeTargets targets;
+  for (const Row& row : kRows) {
+    const abacist_tensor& tensor = all.*row.tensor;
+    if (tensor.rank == 0 && tensor.data == nullptr) continue;
+    const auto converted = tensor_of(row.name, tensor);
+    if (!converted) return converted.error();
+    if (row.tensor == &Tc::o) {
+      targets.o = *converted;
+    } else if (row.tensor == &Tc::lse) {
+      targets.lse = *converted;
+    } else if (row.tensor == &Tc::sinks) {
+      targets.sinks = *converted;
+    } else {
+      return invalid(row.name, "is given, but merging has no such operand");
+    }
+  }
+  return targets;
 }
 
 ForwardTensors forward_tensors(const Bound& bound) { return tensors_of(bound, &Row::forward); }

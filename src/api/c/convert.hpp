@@ -24,6 +24,13 @@ Result<Options> options_of(const abacist_options* options);
 Result<PlanOptions> plan_options_of(const abacist_plan_options* options);
 Result<RunOptions> run_options_of(const abacist_run_options* options);
 
+/// What abacist_merge writes, and the sinks that it adds.
+struct MergeTargets {
+  Tensor o{}, lse{};
+  ConstTensor sinks{};
+};
+Result<MergeTargets> merge_targets_of(const abacist_tensors* into);
+
 ForwardTensors forward_tensors(const Bound& bound);
 BackwardTensors backward_tensors(const Bound& bound);
 
