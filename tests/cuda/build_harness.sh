@@ -7,6 +7,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$1; shift
 all=""
 for i in 0 1 2 3 4 5 6 7; do all="$all bf16_$i f16_$i"; done
+for i in 0 2 3 5 6; do all="$all bf16_${i}m f16_${i}m"; done
 instances=${*:-$all}
 mkdir -p "$build/instances"
 flags="-std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall -I$build $EXTRA_FLAGS"
@@ -30,13 +31,14 @@ for i in $instances; do
   source="$build/instances/$i.cu"; object="$build/instances/$i.o"
   objects="$objects $object"
   if [ -n "$newest" ] || [ ! -e "$object" ] || [ ! -e "$build/instances/stamp" ]; then
-    type=${i%%_*}; shape=${i#*_}
+    type=${i%%_*}; shape=${i#*_}; modified=false
+    case $shape in *m) modified=true; shape=${shape%m};; esac
     element=__nv_bfloat16; [ "$type" = f16 ] && element=__half
     cat > "$source" <<END
 #include "$root/src/cuda/sm90/forward/instance.cuh"
 namespace abacist::cuda::sm90 {
 extern const ForwardInstance forward_$i =
-    make_forward_instance<$shape, $element>();
+    make_forward_instance<$shape, $element, $modified>();
 }  // namespace abacist::cuda::sm90
 END
     start=$(date +%s)

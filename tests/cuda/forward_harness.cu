@@ -1,11 +1,12 @@
 // Checks the Hopper forward kernel against a float64 reference with masking code of its own.
 //
-//   forward_harness [filter]        runs every case whose name contains the filter
+//   forward_harness [filter]        runs every case whose name contains the filter (^x: begins with
+//   x)
 //
 // Per case: K, V beyond every length hold NaN, O and LSE are poisoned; O, LSE, untouched gaps and
 // bitwise repeatability are checked. Bound on O: 2 x the error of a plain same-precision
-// computation (float32 scores, P rounded to the input type) + 2 eps max|ref|. LSE: 16 eps32 (1 +
-// max |score|).
+// computation (float32 scores, P rounded to the input type) + 2 eps max|ref|. LSE: (16 + 8 cap)
+// eps32 (1 + |max|).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -41,7 +42,9 @@ struct Case {
   bool top_left = false;
   Data data = Data::normal;
   float scale = 0;  // 0: 1 / sqrt(d_qk)
-  bool zero_scale = false, sinks = false, strided = false, online = false, long_shape = false;
+  bool zero_scale = false, sinks = false, strided = false, online = false, long_shape = false,
+       alibi = false;
+  float softcap = 0;
   std::vector<int> q_lengths, k_lengths;  // varlen if given
   std::vector<int> used_k;                // dense with lengths
 };
@@ -52,7 +55,8 @@ struct ReferenceArguments {
   ForwardStrides qs, ks, vs, os;
   int h_q, h_k, s_q, s_k, d_qk, d_v, total_q;
   const int *cu_q, *cu_k, *used_k;
-  const float* sinks;
+  const float *sinks, *slopes;
+  double softcap;
   long long left, right;
   int top_left;
   double scale;
@@ -109,6 +113,12 @@ __global__ void reference(ReferenceArguments a, Outcome* outcome) {
       }
       sum *= a.scale;
       f *= float(a.scale);
+      if (a.softcap != 0)
+        sum = a.softcap * tanh(sum / a.softcap), f = float(a.softcap) * tanhf(f / float(a.softcap));
+      if (a.slopes) {
+        const double bias = -double(a.slopes[head]) * fabs(double(i + shift - j));
+        sum += bias, f += float(bias);
+      }
       if (isnan(sum))
         top = sum;
       else if (!isnan(top))
@@ -275,6 +285,13 @@ static bool run_case(const Case& c, unsigned seed) {
     CHECK(cudaMalloc(&sinks, c.h_q * 4));
     CHECK(cudaMemcpy(sinks, host.data(), c.h_q * 4, cudaMemcpyHostToDevice));
   }
+  float* slopes = nullptr;
+  if (c.alibi) {
+    std::vector<float> host(c.h_q);
+    for (int h = 0; h < c.h_q; ++h) host[h] = std::exp2(-8.0f * (h + 1) / c.h_q);
+    CHECK(cudaMalloc(&slopes, c.h_q * 4));
+    CHECK(cudaMemcpy(slopes, host.data(), c.h_q * 4, cudaMemcpyHostToDevice));
+  }
   auto device_ints = [&](const std::vector<int>& x) {
     int* p;
     CHECK(cudaMalloc(&p, x.size() * 4));
@@ -294,6 +311,8 @@ static bool run_case(const Case& c, unsigned seed) {
   a.mask = {c.left, c.right, c.top_left};
   a.score.scale = c.zero_scale ? 0 : c.scale != 0 ? c.scale : 1 / std::sqrt(float(c.d_qk));
   a.score.sinks = sinks;
+  a.score.alibi_slopes = slopes;
+  a.score.softcap = c.softcap;
   a.disabled_fast_path = c.online;
   a.no_short_shapes = c.long_shape;
   if (forward_workspace_bytes(a)) CHECK(cudaMalloc(&a.workspace, forward_workspace_bytes(a)));
@@ -345,6 +364,8 @@ static bool run_case(const Case& c, unsigned seed) {
                        a.geometry.cu_seqlens_k,
                        a.geometry.k_lengths,
                        sinks,
+                       slopes,
+                       c.softcap,
                        c.left == kUnbounded ? 1ll << 50 : c.left,
                        c.right == kUnbounded ? 1ll << 50 : c.right,
                        c.top_left,
@@ -361,7 +382,8 @@ static bool run_case(const Case& c, unsigned seed) {
   CHECK(cudaMemcpy(&got, outcome, sizeof got, cudaMemcpyDeviceToHost));
   const float eps = c.type == ForwardType::bf16 ? 0x1p-8f : 0x1p-11f;
   const float bound = 2 * value(got.plain) + 2 * eps * value(got.biggest);
-  const float lse_bound = 16 * 0x1p-23f;
+  const float lse_bound =
+      (16 + 8 * c.softcap) * 0x1p-23f;  // tanh by exp: an absolute error of cap eps
   const bool good = repeatable && !trampled && !got.wrong_special && value(got.worst) <= bound &&
                     value(got.lse) <= lse_bound;
   std::printf("%s %-44s err %.2e bound %.2e (%.2f) lse %.1e/%.1e bias %.1e of %.1e%s%s%s",
@@ -373,9 +395,9 @@ static bool run_case(const Case& c, unsigned seed) {
     std::printf(" o %llu lse %llu", got.wrong_special & 0xffffffffu, got.wrong_special >> 32);
   if (!good) std::printf(" worst row %u", unsigned(got.worst));
   std::printf("\n");
-  for (void* x :
-       {q.data, k.data, v.data, o.data, (void*)lse, (void*)sinks, (void*)a.geometry.cu_seqlens_q,
-        (void*)a.geometry.cu_seqlens_k, (void*)a.geometry.k_lengths, (void*)outcome, a.workspace})
+  for (void* x : {q.data, k.data, v.data, o.data, (void*)lse, (void*)sinks, (void*)slopes,
+                  (void*)a.geometry.cu_seqlens_q, (void*)a.geometry.cu_seqlens_k,
+                  (void*)a.geometry.k_lengths, (void*)outcome, a.workspace})
     if (x) CHECK(cudaFree(x));
   return good;
 }
@@ -387,7 +409,10 @@ int main(int argc, char** argv) {
   const unsigned seed = std::getenv("SEED") ? std::atoi(std::getenv("SEED")) : 20261129;
   int ran = 0, failed = 0;
   for (const Case& c : all_cases()) {
-    if (c.name.find(filter) == std::string::npos) continue;
+    const bool anchored = !filter.empty() && filter[0] == '^';
+    if (anchored ? c.name.rfind(filter.substr(1), 0) != 0
+                 : c.name.find(filter) == std::string::npos)
+      continue;
     ++ran;
     failed += !run_case(c, seed + ran);
     std::fflush(stdout);

@@ -22,9 +22,6 @@ struct ForwardTile {
 
   constexpr int rows() const { return groups * 64; }
   constexpr bool chained() const { return q_registers || q_stages > 1; }
-  // The epilogue of a tile runs under the second Q K^T of the next; three groups lack the
-  // registers.
-  constexpr bool late_epilogue() const { return chained() && groups == 2 && d_v == d_qk; }
   constexpr int threads() const { return groups * 128 + 128; }
   constexpr int qk_panels() const { return ceil_div(d_qk, 64); }
   constexpr int v_panels() const { return ceil_div(d_v, 64); }

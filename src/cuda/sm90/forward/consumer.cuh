@@ -7,6 +7,7 @@
 #include "../../tile/descriptor.cuh"
 #include "../../tile/pipeline.cuh"
 #include "epilogue.cuh"
+#include "score.cuh"
 #include "shared.cuh"
 #include "softmax.cuh"
 
@@ -20,7 +21,7 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, 
 // One consumer warpgroup. With chained tiles, the last P V of a query tile and its epilogue are
 // left pending until the next tile's first Q K^T has been issued: the tensor cores do not drain in
 // between.
-template <ForwardTile Tile, class Element>
+template <ForwardTile Tile, class Element, bool Modified>
 __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Tile>& shared) {
   constexpr int kKeys = Tile.keys;
   const int group = uniform(threadIdx.x / 128);
@@ -30,7 +31,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   const tile::Descriptor q_base(q_address);
   const tile::Descriptor k_base(uint32_t(__cvta_generic_to_shared(shared.k[0])));
   const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
-  const float scale_log2 = p.scale_log2;
+  const float scale_log2 =
+      Modified ? 1.0f : p.scale_log2;  // modified scores are in log2 units already
   char* const staging = shared.o + (group * 4 + warp) * (Tile.o_bytes() / (Tile.groups * 4));
 
   float s[kKeys / 2];                        // [64, keys] over the warpgroup
@@ -43,7 +45,6 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the
   // sequence in its last V (in one register: a second would spill at d 128). -1: none.
   int pending = -1;
-  int o_started = 0;  // 0: the next P V overwrites o (writing zeros would need registers)
 
   static_assert(Tile.stages == 2);
   auto position = [](int number) {
@@ -67,16 +68,13 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     }
     ptx::wgmma_commit();
   };
-  // accumulate = 0: o starts here (no instruction but wgmma may write o while another group is in
-  // flight).
-  auto issue_pv = [&](int accumulate, int v_tile) {
-    const uint32_t v = (v_tile & 1) * Tile.v_bytes();
+  auto issue_pv = [&] {
+    const uint32_t v = ((key_tile - 1) & 1) * Tile.v_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       ptx::wgmma_rs<Element, 1>(o, probability[step],
-                                v_base.at(v + tile::mn_major_step_bytes(step)),
-                                step == 0 ? accumulate : 1);
+                                v_base.at(v + tile::mn_major_step_bytes(step)), 1);
     }
     ptx::wgmma_commit();
   };
@@ -118,7 +116,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
     wait_last_v();
     my_turn();
-    issue_pv(o_started, key_tile - 1);
+    issue_pv();
     next_turn();
     const RowEnds ends = end_pending();
     ptx::wgmma_wait<0>();
@@ -138,6 +136,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     const Work& w = shared.works[slot];
     const int begin = uniform(w.begin), end = uniform(w.end), mode = uniform(w.mode);
     const int frozen_begin = uniform(w.frozen_begin), frozen_end = uniform(w.frozen_end);
+    const int kept_row = first_row(w);
     key_tile = uniform(key_tile);
     if (mode >= Work::flush || begin >= end) {
       if constexpr (Tile.chained()) {
@@ -159,10 +158,17 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       }
       release_q();
     }
+    auto modify = [&](int n) {
+      if constexpr (Modified) {
+        const int diagonal = first_row(w) + (p.top_left ? 0 : w.len_k - w.len_q);
+        modify_scores(s, p, w.head, float(diagonal - n * kKeys - 2 * (lane % 4)));
+      }
+    };
     auto mask = [&](int n) {
       if (n >= w.full_begin && n < w.full_end) return;
       const MaskRule rule(p, w);
-      const int row = first_row(w), column0 = n * kKeys + 2 * (lane % 4);
+      // Kept or computed again: whichever does not spill.
+      const int row = Modified ? first_row(w) : kept_row, column0 = n * kKeys + 2 * (lane % 4);
       if (n < w.full_begin)
         mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
       if (n >= w.full_end)
@@ -184,8 +190,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       shared.v_ring.release(position(key_tile - 2));  // end_qk has counted on
     };
     // The scores of key tile n are in s and P V of tile n - 1 is in flight: softmax, P.
-    auto frozen_tile = [&] {
+    auto frozen_tile = [&](int n) {
       float t0, t1, f0, f1;
+      modify(n);
       softmax_frozen(s, state, scale_log2, t0, t1);
       state.l0 += t0;
       state.l1 += t1;
@@ -198,6 +205,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     };
     auto online_tile = [&](int n) {
       float f0, f1;
+      modify(n);
       mask(n);
       softmax_online(s, state, scale_log2, false, 0.5f * float(w.len_k), f0, f1);
       end_pv_step();
@@ -205,8 +213,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       pack_probability();
     };
 
-    // First key tile. Chained: over the last P V of the query tile before (or over a P V of
-    // nothing, whose result is dropped). That tile's epilogue then runs under the second Q K^T.
+    // First key tile. Chained: over the last P V of the query tile before, or over a P V of
+    // nothing, whose result is dropped. (That tile's stores under the second Q K^T instead: no gain
+    // beyond the spread.)
     float unused0, unused1;
     int n = begin + 1;
     shared.k_ring.wait_full(position(key_tile));
@@ -214,12 +223,13 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if (pending >= 0) wait_last_v();
       my_turn();
       issue_qk();
-      issue_pv(o_started, key_tile - 1);
+      issue_pv();
       next_turn();
       RowEnds ends{};
       if (pending >= 0) ends = end_pending();
       ptx::wgmma_wait<1>();
       end_qk(begin);
+      modify(begin);
       mask(begin);
       softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
       ptx::wgmma_wait<0>();
@@ -228,37 +238,21 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       pack_probability();
       const int finished = pending;
       pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
-      if (Tile.late_epilogue() && n >= frozen_begin && n < frozen_end) {
-        shared.k_ring.wait_full(position(key_tile));
-        my_turn();
-        issue_qk();
-        next_turn();
-        if (finished >= 0) store_pending(finished % kWorkSlots, ends);
-        // Drained before P V is issued: within one stage ptxas would want a second set of registers
-        // for o.
-        ptx::wgmma_wait<0>();
-        end_qk(n);
-        shared.v_ring.wait_full(position(key_tile - 2));
-        issue_pv(0, key_tile - 2);
-        o_started = 1;
-        frozen_tile();
-        ++n;
-      } else {
-        if (finished >= 0) store_pending(finished % kWorkSlots, ends);
-        o_started = 0;
-      }
+      if (finished >= 0) store_pending(finished % kWorkSlots, ends);
     } else {
       my_turn();
       issue_qk();
       next_turn();
       ptx::wgmma_wait<0>();
       end_qk(begin);
+      modify(begin);
       mask(begin);
       softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
       pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
-      o_started = 0;
       pack_probability();
     }
+#pragma unroll
+    for (int i = 0; i < Tile.d_v / 2; ++i) o[i] = 0.0f;
 
     // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
     auto begin_step = [&](int n) {
@@ -266,8 +260,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       my_turn();
       issue_qk();
       shared.v_ring.wait_full(position(key_tile - 1));
-      issue_pv(o_started, key_tile - 1);
-      o_started = 1;
+      issue_pv();
       next_turn();
       ptx::wgmma_wait<1>();
       end_qk(n);
@@ -276,7 +269,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       if (n >= frozen_begin && n < frozen_end) {
         do {
           begin_step(n);
-          frozen_tile();
+          frozen_tile(n);
         } while (++n < frozen_end);
       } else {
         begin_step(n);

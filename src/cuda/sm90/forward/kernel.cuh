@@ -2,7 +2,7 @@
 //
 //   O = softmax(scale Q K^T + mask) V,  LSE = logsumexp
 //   (FlashAttention-3, section 3, algorithm 2; with the maximum frozen after the first key tile,
-//   softmax.cuh)
+//   softmax.cuh; instances with Modified apply softcap and ALiBi, score.cuh)
 //
 // What a block computes. Persistent: one block per SM takes query tiles of 64 * groups rows of one
 // head until none is left (schedule.cuh), walking the visible key tiles from the first key upwards.
@@ -39,7 +39,7 @@
 namespace abacist::cuda::sm90 {
 
 // (The shape itself as a template argument of a __global__ function breaks nvcc 13.0's host stub.)
-template <int Shape, class Element>
+template <int Shape, class Element, bool Modified>
 __global__ void __launch_bounds__(kForwardTiles[Shape].threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
   constexpr ForwardTile Tile = kForwardTiles[Shape];
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kForwardTiles[Shape].threads(), 1)
     if (threadIdx.x == Tile.groups * 128) produce<Tile>(p, shared);
   } else {
     ptx::setmaxnreg_increase<Tile.consumer_registers()>();
-    consume<Tile, Element>(p, shared);
+    consume<Tile, Element, Modified>(p, shared);
   }
 }
 

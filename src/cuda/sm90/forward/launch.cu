@@ -63,16 +63,22 @@ ForwardStatus refuse(const char* reason) {
   return {ForwardStatus::unsupported, reason, cudaSuccess};
 }
 
-const ForwardInstance* find_instance(const ForwardGeometry& g, bool short_shapes) {
+// The narrowest shape that fits; of several for it, the first whose length fits, else the last.
+// (With softcap or ALiBi the long shapes of d 64, 192/128 and 256 would spill, so they are not
+// built.)
+const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes) {
+  const ForwardInstance* chosen = nullptr;
   for (int i = 0; i < kForwardInstanceCount; ++i) {
     const ForwardInstance& candidate = *kForwardInstances[i];
     const ForwardTile& tile = candidate.tile;
-    const bool long_enough =
-        tile.longest == 0 || (short_shapes && std::max(g.s_q, g.s_k) <= tile.longest);
-    if (candidate.type == g.type && g.d_qk <= tile.d_qk && g.d_v <= tile.d_v && long_enough)
-      return &candidate;
+    if (candidate.type != g.type || candidate.modified != modified || g.d_qk > tile.d_qk ||
+        g.d_v > tile.d_v)
+      continue;
+    if (chosen && (chosen->tile.d_qk != tile.d_qk || chosen->tile.d_v != tile.d_v)) break;
+    chosen = &candidate;
+    if (tile.longest == 0 || (short_shapes && std::max(g.s_q, g.s_k) <= tile.longest)) break;
   }
-  return nullptr;
+  return chosen;
 }
 
 }  // namespace
@@ -94,7 +100,11 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   }
   if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8)
     return refuse("head dimensions must be multiples of 8");
-  const ForwardInstance* instance = find_instance(g, !arguments.no_short_shapes);
+  const ForwardScore& score = arguments.score;
+  const bool modified = score.softcap != 0 || score.alibi_slopes;
+  if (!(score.softcap >= 0))
+    return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
+  const ForwardInstance* instance = find_instance(g, modified, !arguments.no_short_shapes);
   if (!instance) return refuse("no kernel for this head dimension and type");
   const bool varlen_q = g.cu_seqlens_q, varlen_k = g.cu_seqlens_k;
   const int64_t q_b = varlen_q ? 1 : g.b, q_s = varlen_q ? g.total_q : g.s_q;
@@ -106,8 +116,6 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     return refuse(
         "pointers must be 16-byte aligned and strides non-negative multiples of 8 elements");
   }
-  if (arguments.score.softcap != 0 || arguments.score.alibi_slopes)
-    return refuse("softcap and ALiBi");
   const ForwardTile& tile = instance->tile;
   if (!find_encode_tiled())
     return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
@@ -129,9 +137,16 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   p.cu_seqlens_q = g.cu_seqlens_q;
   p.cu_seqlens_k = g.cu_seqlens_k;
   p.k_lengths = g.k_lengths;
-  p.sinks = arguments.score.sinks;
-  p.scale_log2 = float(double(arguments.score.scale) * 1.4426950408889634);
-  if (p.scale_log2 == 0) p.scale_log2 = 0x1p-126f;  // 0 times a masked score of -inf would be NaN
+  p.sinks = score.sinks;
+  p.alibi_slopes = score.alibi_slopes;
+  constexpr double kLog2E = 1.4426950408889634;
+  p.scale_log2 = float(double(score.scale) * kLog2E);
+  if (score.softcap != 0) {
+    p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
+    p.softcap_out = float(kLog2E * score.softcap);
+  }
+  if (p.scale_log2 == 0 && !modified)
+    p.scale_log2 = 0x1p-126f;  // 0 times a masked score of -inf would be NaN
   p.b = int(g.b);
   p.h_q = int(g.h_q);
   p.heads_per_kv_head = int(g.h_q / g.h_k);

@@ -24,7 +24,7 @@ struct ForwardParams {
   const float* sinks;
   uint32_t* tile_counter;  // for TileOrder::counter
   float scale_log2;        // scale * log2(e): p = 2^(scale_log2 s - m)
-  float softcap_in;        // s -> softcap_out * tanh(softcap_in * s), both 0 without softcap
+  float softcap_in;        // 2 log2(e) scale / cap and cap log2(e), 0 without softcap (score.cuh)
   float softcap_out;
   int b, h_q, heads_per_kv_head;
   int s_q, s_k;          // dense lengths, or bounds of the device lengths
