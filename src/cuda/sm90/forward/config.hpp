@@ -13,15 +13,17 @@ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 struct ForwardTile {
   int d_qk;
   int d_v;
-  int groups;        // consumer warpgroups
-  int keys;          // keys per tile
-  int stages;        // K stages and, separately, V stages in shared memory
-  bool q_registers;  // Q fragments live in registers, so that Q's buffer is free early
-  int q_stages;  // Q buffers. One and not in registers: query tiles are not chained (kernel.cuh)
+  int groups;    // consumer warpgroups
+  int keys;      // keys per tile
+  int stages;    // K stages and, separately, V stages in shared memory
+  int q_steps;   // steps of 16 columns whose Q fragments live in registers
+  int q_stages;  // Q buffers. One and not all in registers: query tiles are not chained
   int longest;   // chosen for lengths up to this; 0: any
 
   constexpr int rows() const { return groups * 64; }
-  constexpr bool chained() const { return q_registers || q_stages > 1; }
+  // Q's buffer is free early.
+  constexpr bool q_registers() const { return q_steps == ceil_div(d_qk, 16); }
+  constexpr bool chained() const { return q_registers() || q_stages > 1; }
   constexpr int threads() const { return groups * 128 + 128; }
   constexpr int qk_panels() const { return ceil_div(d_qk, 64); }
   constexpr int v_panels() const { return ceil_div(d_v, 64); }
@@ -43,18 +45,18 @@ struct ForwardTile {
 inline constexpr ForwardTile kForwardTiles[] = {
     // 128 x 128 fits short lengths without waste: s 512 full 321 -> 371, causal 211 -> 235; s 16k
     // 580 -> 532.
-    {64, 64, 2, 128, 2, true, 1, 1024},
+    {64, 64, 2, 128, 4, 4, 1, 1024},
     // d 64 is bound by exp and issue slots: three groups hide more softmax. 128 keys spill.
-    {64, 64, 3, 96, 2, true, 1, 0},
-    {96, 96, 2, 128, 2, true, 1, 0},
+    {64, 64, 3, 96, 4, 4, 1, 0},
+    {96, 96, 2, 128, 2, 6, 1, 0},
     // Q in registers: free early, and one read of shared memory less per score. 144 keys: 733
     // against 745.
-    {128, 128, 2, 128, 2, true, 1, 0},
-    {192, 128, 2, 112, 2, true, 1, 0},
-    {192, 192, 2, 96, 2, false, 1, 0},
+    {128, 128, 2, 128, 2, 8, 1, 0},
+    {192, 128, 2, 112, 2, 12, 1, 0},
+    {192, 192, 2, 96, 2, 0, 1, 0},
     // Smaller boundary tiles: s 512 full 456 -> 495, s 2k 630 -> 650; s 16k full 731 -> 712.
-    {256, 256, 2, 64, 2, false, 1, 4096},
-    {256, 256, 2, 80, 2, false, 1, 0},  // 224 KB of shared memory: nothing larger fits
+    {256, 256, 2, 64, 2, 4, 1, 4096},
+    {256, 256, 2, 80, 2, 4, 1, 0},  // 224 KB of shared memory: nothing larger fits
 };
 inline constexpr int kForwardTileCount = sizeof(kForwardTiles) / sizeof(kForwardTiles[0]);
 

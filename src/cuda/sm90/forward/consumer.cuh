@@ -36,32 +36,35 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   char* const staging = shared.o + (group * 4 + warp) * (Tile.o_bytes() / (Tile.groups * 4));
 
   float s[kKeys / 2];                        // [64, keys] over the warpgroup
-  float o[Tile.d_v / 2];                     // [64, d_v]
+  float o[Tile.d_v / 2] = {};                // [64, d_v]
   uint32_t probability[kKeys / 16][4] = {};  // P as A fragments
-  uint32_t q_fragments[Tile.q_registers ? Tile.d_qk / 16 : 1][4];
+  uint32_t q_fragments[Tile.q_steps ? Tile.q_steps : 1][4];
   RowState state{};
   tile::RingPosition<Tile.q_stages> q_at;
-  int key_tile = 0;  // number of the next K tile; the next V tile is the one before
+  int key_tile = 0;    // number of the next K tile; the next V tile is the one before
+  int accumulate = 0;  // 0: the next P V is the first of its query tile
   // The tile whose last P V and epilogue are still to do: its slot + kWorkSlots * the keys of the
-  // sequence in its last V (in one register: a second would spill at d 128). -1: none.
-  int pending = -1;
+  // sequence in its last V (in one register: a second would spill at d 128). Or one of these.
+  constexpr int kNone = -1, kUnreadV = -2;  // kUnreadV: the last V tile is to be passed over
+  int pending = kNone;
 
-  static_assert(Tile.stages == 2);
+  static_assert(Tile.stages == 2 || Tile.stages == 4);
   auto position = [](int number) {
-    return tile::RingPosition<2>{number & 1, uint32_t(number >> 1 & 1)};
+    return tile::RingPosition<Tile.stages>{number & (Tile.stages - 1),
+                                           uint32_t(number / Tile.stages & 1)};
   };
   auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
   auto next_turn = [&] {
     ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1));
   };
   auto issue_qk = [&] {
-    const uint32_t q = q_at.stage * Tile.q_bytes(), k = (key_tile & 1) * Tile.k_bytes();
+    const uint32_t q = q_at.stage * Tile.q_bytes(), k = position(key_tile).stage * Tile.k_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < Tile.d_qk / 16; ++step) {
       const uint64_t b = k_base.at(k + tile::k_major_step_bytes(step, kKeys));
-      if constexpr (Tile.q_registers) {
-        ptx::wgmma_rs<Element, 0>(s, q_fragments[step], b, step);
+      if (step < Tile.q_steps) {
+        ptx::wgmma_rs<Element, 0>(s, q_fragments[step < Tile.q_steps ? step : 0], b, step);
       } else {
         ptx::wgmma_ss<Element, 0>(s, q_base.at(q + tile::k_major_step_bytes(step, 64)), b, step);
       }
@@ -69,14 +72,16 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     ptx::wgmma_commit();
   };
   auto issue_pv = [&] {
-    const uint32_t v = ((key_tile - 1) & 1) * Tile.v_bytes();
+    const uint32_t v = position(key_tile - 1).stage * Tile.v_bytes();
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
       ptx::wgmma_rs<Element, 1>(o, probability[step],
-                                v_base.at(v + tile::mn_major_step_bytes(step)), 1);
+                                v_base.at(v + tile::mn_major_step_bytes(step)),
+                                step ? 1 : accumulate);
     }
     ptx::wgmma_commit();
+    accumulate = 1;
   };
   auto pack_probability = [&] {
 #pragma unroll
@@ -92,7 +97,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     shared.v_ring.wait_full(position(key_tile - 1));
     const int valid = pending / kWorkSlots;
     if (valid >= kKeys) return;
-    char* v = shared.v[(key_tile - 1) & 1];
+    char* v = shared.v[position(key_tile - 1).stage];
 #pragma unroll 1
     for (int i = threadIdx.x % 128; i < (kKeys - valid) * Tile.v_panels() * 8; i += 128) {
       const int r = valid + i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
@@ -105,7 +110,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
   auto end_pending = [&] {
     const Work& w = shared.works[pending % kWorkSlots];
-    return end_rows(p, w, first_row(w), lane, state);
+    return end_rows(p, w, group, first_row(w), lane, state);
   };
   auto store_pending = [&](int slot, const RowEnds& ends) {
     const Work w = shared.works[slot];
@@ -113,17 +118,35 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     if (__any_sync(0xffffffffu, redo) && lane == 0)
       *static_cast<volatile int*>(&shared.redo[slot]) = 1;
   };
-  auto drain = [&] {  // the pending P V and epilogue, with nothing to overlap
-    wait_last_v();
+  // V of the key tile before `key_tile - back`, which nobody of this warpgroup reads.
+  auto pass_v = [&](int back) {
+    if (pending == kUnreadV) shared.v_ring.wait_full(position(key_tile - back));
+    if (pending != kNone) shared.v_ring.release(position(key_tile - back));
+  };
+  // A turn without Q K^T: what is pending is finished, and (passing) a key tile goes by unread.
+  auto step_alone = [&](bool passing) {
+    if (passing) shared.k_ring.wait_full(position(key_tile));
+    if (pending >= 0) wait_last_v();
+    RowEnds ends{};
     my_turn();
-    issue_pv();
-    next_turn();
-    const RowEnds ends = end_pending();
-    ptx::wgmma_wait<0>();
-    ptx::hold_registers(o);
-    shared.v_ring.release(position(key_tile - 1));
-    store_pending(pending % kWorkSlots, ends);
-    pending = -1;
+    if (pending >= 0) {
+      issue_pv();
+      next_turn();
+      ends = end_pending();
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+    } else {
+      next_turn();
+    }
+    pass_v(1);
+    const int finished = pending;
+    pending = kNone;
+    if (passing) {
+      shared.k_ring.release(position(key_tile));
+      ++key_tile;
+      pending = kUnreadV;
+    }
+    if (finished >= 0) store_pending(finished % kWorkSlots, ends);
   };
   auto release_q = [&] {
     shared.q_ring.release(q_at);
@@ -134,29 +157,33 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   for (int slot = 0;; slot = (slot + 1) % kWorkSlots) {
     shared.q_ring.wait_full(q_at);
     const Work& w = shared.works[slot];
-    const int begin = uniform(w.begin), end = uniform(w.end), mode = uniform(w.mode);
-    const int frozen_begin = uniform(w.frozen_begin), frozen_end = uniform(w.frozen_end);
+    const Work::Part& part = w.parts[group];
+    const int begin = uniform(w.begin), end = uniform(part.end), mode = uniform(w.mode);
+    const int frozen_begin = uniform(part.frozen_begin), frozen_end = uniform(part.frozen_end);
     const int kept_row = first_row(w);
     key_tile = uniform(key_tile);
-    if (mode >= Work::flush || begin >= end) {
-      if constexpr (Tile.chained()) {
-        if (pending >= 0) drain();
-      }
-      if (mode == Work::stop) break;
+    if (begin >= end) {  // nothing to compute
+      // Every warpgroup takes as many turns as the block visits key tiles; a flush takes one.
+      const int passed = uniform(w.end) - begin;
+      if (passed > 0) release_q();  // before the last key tile is waited for
       if (mode < Work::flush)
         write_empty_rows<Tile, Element>(p, w, group, lane, staging);  // no row sees a key
-      release_q();
+      const int turns = Tile.chained() ? max(passed, 1) : passed > 0 ? passed + 1 : 0;
+#pragma unroll 1
+      for (int i = 0; i < turns; ++i) step_alone(i < passed);
+      if (mode == Work::stop) break;
+      if (passed <= 0) release_q();  // the answer to a flush
       continue;
     }
-    if constexpr (Tile.q_registers) {
+    if constexpr (Tile.q_steps > 0) {
 #pragma unroll
-      for (int step = 0; step < Tile.d_qk / 16; ++step) {
+      for (int step = 0; step < Tile.q_steps; ++step) {
         const int r = warp * 16 + lane % 16, chunk = step * 2 + lane / 16;
         ptx::ldmatrix_x4(q_fragments[step], q_address + q_at.stage * Tile.q_bytes() +
                                                 (chunk / 8) * 8192 + r * 128 +
                                                 ((chunk % 8) ^ (r % 8)) * 16);
       }
-      release_q();
+      if constexpr (Tile.q_registers()) release_q();
     }
     auto modify = [&](int n) {
       if constexpr (Modified) {
@@ -165,34 +192,35 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       }
     };
     auto mask = [&](int n) {
-      if (n >= w.full_begin && n < w.full_end) return;
+      if (n >= part.full_begin && n < part.full_end) return;
       const MaskRule rule(p, w);
       // Kept or computed again: whichever does not spill.
-      const int row = Modified ? first_row(w) : kept_row, column0 = n * kKeys + 2 * (lane % 4);
-      if (n < w.full_begin)
+      const int row = (Modified || Tile.d_qk == 256) ? first_row(w) : kept_row,
+                column0 = n * kKeys + 2 * (lane % 4);
+      if (n < part.full_begin)
         mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
-      if (n >= w.full_end)
+      if (n >= part.full_end)
         mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
     };
     auto end_qk = [&](int n) {
       ptx::hold_registers(s);
       shared.k_ring.release(position(key_tile));
       ++key_tile;
-      if constexpr (!Tile.q_registers) {
+      if constexpr (!Tile.q_registers()) {
         if (n + 1 == end)
           release_q();  // the next tile's Q takes its place while this one's softmax runs
       }
     };
-
     auto end_pv_step = [&] {
       ptx::wgmma_wait<0>();
       ptx::hold_registers(o);
       shared.v_ring.release(position(key_tile - 2));  // end_qk has counted on
     };
     // The scores of key tile n are in s and P V of tile n - 1 is in flight: softmax, P.
-    auto frozen_tile = [&](int n) {
+    auto frozen_tile = [&](int n, bool masked) {
       float t0, t1, f0, f1;
       modify(n);
+      if (masked) mask(n);
       softmax_frozen(s, state, scale_log2, t0, t1);
       state.l0 += t0;
       state.l1 += t1;
@@ -213,46 +241,38 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       pack_probability();
     };
 
-    // First key tile. Chained: over the last P V of the query tile before, or over a P V of
-    // nothing, whose result is dropped. (That tile's stores under the second Q K^T instead: no gain
-    // beyond the spread.)
+    // First key tile; chained, over the last P V of the query tile before. (That tile's stores
+    // under the second Q K^T instead: no gain beyond the spread.)
     float unused0, unused1;
     int n = begin + 1;
     shared.k_ring.wait_full(position(key_tile));
-    if constexpr (Tile.chained()) {
-      if (pending >= 0) wait_last_v();
-      my_turn();
-      issue_qk();
+    if (Tile.chained() && pending >= 0) wait_last_v();
+    my_turn();
+    issue_qk();
+    RowEnds ends{};
+    if (Tile.chained() && pending >= 0) {
       issue_pv();
       next_turn();
-      RowEnds ends{};
-      if (pending >= 0) ends = end_pending();
+      ends = end_pending();
       ptx::wgmma_wait<1>();
-      end_qk(begin);
-      modify(begin);
-      mask(begin);
-      softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
-      ptx::wgmma_wait<0>();
-      ptx::hold_registers(o);
-      if (pending >= 0) shared.v_ring.release(position(key_tile - 2));
-      pack_probability();
-      const int finished = pending;
-      pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
-      if (finished >= 0) store_pending(finished % kWorkSlots, ends);
     } else {
-      my_turn();
-      issue_qk();
       next_turn();
       ptx::wgmma_wait<0>();
-      end_qk(begin);
-      modify(begin);
-      mask(begin);
-      softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
-      pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
-      pack_probability();
     }
-#pragma unroll
-    for (int i = 0; i < Tile.d_v / 2; ++i) o[i] = 0.0f;
+    end_qk(begin);
+    modify(begin);
+    mask(begin);
+    softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
+    if constexpr (Tile.chained()) {
+      ptx::wgmma_wait<0>();
+      ptx::hold_registers(o);
+      pass_v(2);
+    }
+    pack_probability();
+    const int finished = pending;
+    pending = slot + kWorkSlots * min(uniform(w.len_k) - (end - 1) * kKeys, kKeys);
+    if (Tile.chained() && finished >= 0) store_pending(finished % kWorkSlots, ends);
+    accumulate = 0;
 
     // One key tile: Q K^T of tile n and P V of tile n - 1 in flight, softmax of n under the latter.
     auto begin_step = [&](int n) {
@@ -267,17 +287,27 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     };
     while (n < end) {
       if (n >= frozen_begin && n < frozen_end) {
-        do {
+        const int full_end = min(frozen_end, uniform(part.full_end));
+        if (n >= uniform(part.full_begin)) {
+          for (; n < full_end; ++n) {
+            begin_step(n);
+            frozen_tile(n, false);
+          }
+        }
+        if (n < frozen_end) {
           begin_step(n);
-          frozen_tile(n);
-        } while (++n < frozen_end);
+          frozen_tile(n, true);
+          ++n;
+        }
       } else {
         begin_step(n);
         online_tile(n);
         ++n;
       }
     }
-    if constexpr (!Tile.chained()) drain();
+    const int passed = uniform(w.end) - end, turns = passed + !Tile.chained();
+#pragma unroll 1
+    for (int i = 0; i < turns; ++i) step_alone(i < passed);
   }
   // Shared memory must outlive the stores that read it.
   if (lane == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});

@@ -48,14 +48,15 @@ struct RowEnds {
 
 // Normalisation and LSE of a tile, from m and l alone: with chained tiles this runs while the last
 // P V is still in flight.
-__device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& w, int row,
-                                            int lane, const RowState& state) {
+__device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& w, int group,
+                                            int row, int lane, const RowState& state) {
   float l0 = quad_sum(state.l0), l1 = quad_sum(state.l1), m0 = state.m0, m1 = state.m1;
   // |O| <= l max|v|, and len_k max|v| < 2^127 is the caller's part of the contract: while l <= 2
   // len_k nothing has overflowed, and looking at every element (64 instructions at d 128) is not
   // needed.
   const float safe = 2.0f * float(w.len_k);
-  const bool redoable = w.mode == Work::normal && w.frozen_begin < w.frozen_end;
+  const bool redoable =
+      w.mode == Work::normal && w.parts[group].frozen_begin < w.parts[group].frozen_end;
   RowEnds ends;
   ends.check =
       __any_sync(0xffffffffu, redoable && (state.suspect || !(l0 <= safe) || !(l1 <= safe)));
@@ -220,7 +221,8 @@ __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, const W
                                                  int lane, char* staging) {
   const float o[Tile.d_v / 2] = {};
   const int row = w.row0 + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  store_rows<Tile, Element>(p, w, group, lane, o, end_rows(p, w, row, lane, RowState{}), staging);
+  store_rows<Tile, Element>(p, w, group, lane, o, end_rows(p, w, group, row, lane, RowState{}),
+                            staging);
 }
 
 }  // namespace abacist::cuda::sm90

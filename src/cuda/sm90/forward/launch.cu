@@ -147,6 +147,7 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   }
   if (p.scale_log2 == 0 && !modified)
     p.scale_log2 = 0x1p-126f;  // 0 times a masked score of -inf would be NaN
+  p.frozen_masked = modified || p.scale_log2 > 0;
   p.b = int(g.b);
   p.h_q = int(g.h_q);
   p.heads_per_kv_head = int(g.h_q / g.h_k);

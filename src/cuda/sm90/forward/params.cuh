@@ -34,6 +34,7 @@ struct ForwardParams {
   int top_left;
   int tiles_per_head, tile_count, heads_per_section, order;  // order: TileOrder::Kind
   int always_online;  // never freeze the maximum (tests, and the redo path)
+  int frozen_masked;  // tiles with masked elements, too: scaling leaves -inf what it is
 };
 
 // One query tile. Written by the producer to shared memory, read by every consumer thread.
@@ -41,13 +42,19 @@ struct alignas(16) Work {
   enum Mode { normal, redo, flush, stop };  // flush: finish what is pending and report
   int row0, head, batch, mode;
   int len_q, len_k, q_offset, k_offset;  // offsets: first row of the sequence in its tensor
-  int begin, end;                        // key tiles to visit
-  int full_begin, full_end;              // those without masked elements
-  int frozen_begin, frozen_end;  // those done with a frozen maximum: full ones, not the first
-  int some_empty;                // some rows see no key at all
+  int begin, end;                        // key tiles to load
+  int some_empty;                        // some rows see no key at all
   int unused;
+  // What each consumer warpgroup does with them: a warpgroup of earlier rows ends earlier under a
+  // causal mask. All in key tiles.
+  struct Part {
+    int end;                       // begin: none of its rows sees a key, or it has no rows
+    int full_begin, full_end;      // those without masked elements
+    int frozen_begin, frozen_end;  // those done with a frozen maximum
+    int unused[3];
+  } parts[3];
 };
-static_assert(sizeof(Work) == 64);
+static_assert(sizeof(Work) == 144);
 
 // The visible keys of query row i are [row_begin(i), row_end(i)): DESIGN's one interval rule.
 struct MaskRule {

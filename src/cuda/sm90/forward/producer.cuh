@@ -67,8 +67,8 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     if (again < 0 && flushed) {
       // Once all consumers have answered the flush, every verdict is final. Its stage of the Q ring
       // is the one before q_at.
-      static_assert(Tile.q_stages == 1);
-      tile::wait_barrier(&shared.q_ring.empty[0], q_at.parity ^ 1);
+      const int before = (issued - 1) % Tile.q_stages, fill = (issued - 1) / Tile.q_stages;
+      tile::wait_barrier(&shared.q_ring.empty[before], fill & 1);
       again = take_redo(issued - kRedoDelay, issued);
       if (again < 0) w.mode = Work::stop;
     } else if (again < 0) {
@@ -79,12 +79,18 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
       if (!found) w.mode = Work::flush;
     }
     if (again >= 0) {
-      w = shared.works[again];
+      const int* from = reinterpret_cast<const int*>(&shared.works[again]);
+#pragma unroll 1
+      for (int i = 0; i < int(sizeof(Work) / sizeof(int)); ++i)
+        reinterpret_cast<int*>(&w)[i] = from[i];
       w.mode = Work::redo;
-      w.frozen_begin = w.frozen_end = 0;
+      for (Work::Part& part : w.parts) part.frozen_begin = part.frozen_end = 0;
     }
     flushed = w.mode == Work::flush;
-    if (w.mode >= Work::flush) w.begin = w.end = 0;
+    if (w.mode >= Work::flush) {
+      w.begin = w.end = 0;
+      for (Work::Part& part : w.parts) part.end = 0;
+    }
   };
   bool v_pending = false;
   // The first K of a message's tile (if it has any), then what is pending of V.
@@ -122,9 +128,9 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   };
 
   select();
-  if constexpr (Tile.q_registers) {
-    // Q's buffer is free as soon as the consumers have started on a tile: the next tile is chosen
-    // and its Q requested a whole tile ahead, so that its latency is never seen.
+  if constexpr (Tile.chained()) {
+    // A buffer for Q is free as soon as the consumers have started on a tile: the next tile is
+    // chosen and its Q requested a whole tile ahead, so that its latency is never seen.
     send();
     for (;;) {
       const Work& w = shared.works[(issued - 1) % kWorkSlots];

@@ -59,6 +59,28 @@ struct TileOrder {
   }
 };
 
+// The share of the warpgroup whose first row is `first`.
+template <ForwardTile Tile>
+__device__ __forceinline__ void describe_part(const ForwardParams& p, const MaskRule& rule,
+                                              const Work& w, int first, Work::Part& part) {
+  const int last = min(first + 64, w.len_q) - 1;
+  if (first > last || w.begin >= w.end) {
+    part.end = w.begin;
+    part.full_begin = part.full_end = part.frozen_begin = part.frozen_end = 0;
+    return;
+  }
+  const int first_key = rule.row_begin(last);  // of the last row, which begins last
+  part.end = max(w.begin, ceil_div(max(rule.row_end(last), 0), Tile.keys));
+  part.full_begin = ceil_div(first_key, Tile.keys);
+  part.full_end = max(rule.row_end(first), 0) / Tile.keys;
+  // A maximum can be frozen once every row has seen a visible key (softmax.cuh): not in the first
+  // tile visited, nor where the last row only begins.
+  const int all_seen = max(w.begin, first_key / Tile.keys) + 1;
+  part.frozen_begin = p.frozen_masked ? all_seen : max(all_seen, part.full_begin);
+  part.frozen_end = p.frozen_masked ? part.end : part.full_end;
+  if (w.mode == Work::redo || w.some_empty) part.frozen_begin = part.frozen_end = 0;
+}
+
 // Fills `w` for one query tile; false if it has no rows (shorter sequences of a varlen batch).
 template <ForwardTile Tile>
 __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index,
@@ -93,19 +115,11 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   // window.
   w.some_empty = rule.row_end(w.row0) <= rule.row_begin(w.row0) ||
                  rule.row_end(last_row) <= rule.row_begin(last_row);
-  if (first_key >= end_key) {
-    w.begin = w.end = w.full_begin = w.full_end = w.frozen_begin = w.frozen_end = 0;
-    return true;
-  }
-  w.begin = first_key / Tile.keys;
-  w.end = (end_key + Tile.keys - 1) / Tile.keys;
-  w.full_begin = (rule.row_begin(last_row) + Tile.keys - 1) / Tile.keys;
-  w.full_end = max(rule.row_end(w.row0), 0) / Tile.keys;
-  // A maximum can be frozen once every row has seen a visible key (softmax.cuh): not in the first
-  // tile visited, nor where the last row only begins.
-  w.frozen_begin = max(w.begin + 1, w.full_begin);
-  if (rule.row_begin(last_row) >= w.frozen_begin * Tile.keys) ++w.frozen_begin;
-  w.frozen_end = w.mode == Work::redo ? 0 : w.full_end;
+  w.begin = first_key < end_key ? first_key / Tile.keys : 0;
+  w.end = first_key < end_key ? ceil_div(end_key, Tile.keys) : 0;
+#pragma unroll 1
+  for (int group = 0; group < Tile.groups; ++group)
+    describe_part<Tile>(p, rule, w, w.row0 + group * 64, w.parts[group]);
   return true;
 }
 

@@ -10,9 +10,9 @@ namespace abacist::cuda::sm90 {
 
 inline constexpr int kWorkSlots = 8;  // a power of two above kRedoDelay
 
-// When q_empty of message i - 2 has been waited for, message i - 4 is finished and its verdict
-// final.
-inline constexpr int kRedoDelay = 4;
+// When message i is chosen, Q of message i - 3 at the latest has been released, message i - 4 may
+// be pending, and message i - 5 is finished and its verdict final.
+inline constexpr int kRedoDelay = 5;
 
 template <ForwardTile Tile>
 struct SharedStorage {
