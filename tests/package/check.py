@@ -59,7 +59,7 @@ def consume(folder, *options):
 
 def subdirectory():
     return consume(WORK / "subdirectory", f"-DABACIST_SOURCE_DIR={TOP}", "-DBUILD_SHARED_LIBS=ON",
-                   "-DABACIST_INSTALL=ON")
+                   "-DABACIST_INSTALL=ON", "-DABACIST_PACKAGE=ON")
 
 
 def static_install():
@@ -71,6 +71,42 @@ def static_install():
 
 def shared_install():
     install(WORK / "subdirectory" / "abacist", WORK / "shared")
+
+
+def project_version():
+    text = (TOP / "CMakeLists.txt").read_text(encoding="utf-8")
+    return re.search(r"project\(abacist VERSION (\S+)", text).group(1)
+
+
+def make_packages():
+    """cpack from the shared build; both packages unpacked, as installing would."""
+    folder = WORK / "packages"
+    shutil.rmtree(folder, ignore_errors=True)
+    run("cpack", "--config", WORK / "subdirectory" / "CPackConfig.cmake", "-B", folder)
+    version = project_version()
+    archives, debs = list(folder.glob(f"abacist-{version}-linux-*.tar.gz")), list(folder.glob("*.deb"))
+    if len(archives) != 1 or len(debs) != 1:
+        return f"made {sorted(path.name for path in folder.iterdir())}"
+    for kind in ("tgz", "deb"):
+        shutil.rmtree(WORK / kind, ignore_errors=True)
+        (WORK / kind).mkdir()
+    run("tar", "-xzf", archives[0], "-C", WORK / "tgz", "--strip-components=1")
+    run("dpkg-deb", "-x", debs[0], WORK / "deb")
+    fields = run("dpkg-deb", "-f", debs[0])
+    for wanted in (f"Version: {version}", "Package: abacist", "libhwy1", "libtbb12", "libstdc++6"):
+        if wanted not in fields:
+            return f"the .deb's fields lack \"{wanted}\": {fields}"
+    control = run("dpkg-deb", "--ctrl-tarfile", debs[0], binary=True)
+    return None if b"activate-noawait ldconfig" in control else "the .deb does not run ldconfig"
+
+
+def same_files_in_both_packages():
+    def files(folder):
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    archive, deb = files(WORK / "tgz"), files(WORK / "deb" / "usr")
+    if archive != deb:
+        return f"differ: {sorted(archive ^ deb)}"
+    return None if "share/doc/abacist/copyright" in deb else "no licence"
 
 
 def library_folder(prefix):
@@ -92,8 +128,8 @@ def find_package_in_plain_c(kind):
     return expect_output(folder / "example")
 
 
-def pkg_config(kind):
-    libraries = library_folder(WORK / kind)
+def pkg_config(kind, below=""):
+    libraries = library_folder(WORK / kind / below)
     env = {"PKG_CONFIG_PATH": str(libraries / "pkgconfig"), "LD_LIBRARY_PATH": str(libraries)}
     flags = run("pkg-config", "--cflags", "--libs", "abacist", env=env).split()
     for compiler, options, example in ((CXX, ["-std=c++20", *CXX_WARNINGS], EXAMPLES["cpp"]),
@@ -150,18 +186,16 @@ def never_prints_or_ends_the_program():
 
 def soname():
     library = library_folder(WORK / "shared") / "libabacist.so"
-    version = re.search(r"project\(abacist VERSION (\d+\.\d+)",
-                        (TOP / "CMakeLists.txt").read_text(encoding="utf-8")).group(1)
+    version = ".".join(project_version().split(".")[:2])
     wanted = f"libabacist.so.{version}"
     return None if f"[{wanted}]" in run("readelf", "-d", library) else f"is not {wanted}"
 
 
 def versions_agree():
-    cmake = (TOP / "CMakeLists.txt").read_text(encoding="utf-8")
     header = (TOP / "include" / "abacist" / "version.h").read_text(encoding="utf-8")
     numbers = ".".join(re.search(rf"VERSION_{part} (\d+)", header).group(1)
                        for part in ("MAJOR", "MINOR", "PATCH"))
-    return None if f"project(abacist VERSION {numbers} " in cmake else f"header says {numbers}"
+    return None if project_version() == numbers else f"header says {numbers}"
 
 
 def foreign_platform_is_refused():
@@ -185,15 +219,37 @@ def check_static():
         headers.check_all(WORK / "static" / "include", ", clang", clang.replace("clang", "clang++"), clang)
     else:
         skip("headers with clang", "no clang on this machine")
+    check("static library defines only its own", static_library_is_all_ours)
     check("find_package, static", lambda: find_package("static"))
     check("find_package from plain C, static", lambda: find_package_in_plain_c("static"))
     check("pkg-config, static", lambda: pkg_config("static"))
+
+
+def static_library_is_all_ours():
+    """Linked into a program, an archive's symbols meet all others."""
+    library = library_folder(WORK / "static") / "libabacist.a"
+    ours = re.compile(r"(typeinfo for |typeinfo name for |vtable for |guard variable for |TLS \w+ function for )?"
+                      r"abacist(::|_)")
+    strong = re.compile(r"^[0-9a-f]+ [TDBRGS] (.*)$", re.MULTILINE)
+    names = strong.findall(run("nm", "-g", "-C", "--defined-only", library))
+    bad = [name for name in names if not ours.match(name)]
+    return f"defines {bad[:5]}" if bad or not names else None
+
+
+def check_packages():
+    if not shutil.which("dpkg-shlibdeps"):
+        skip("packages", "no dpkg-shlibdeps on this machine (Debian: dpkg-dev)")
+    elif check("cpack makes a .tar.gz and a .deb", make_packages):
+        check("both packages hold the same", same_files_in_both_packages)
+        check("find_package from the .tar.gz", lambda: find_package("tgz"))
+        check("pkg-config from the .deb", lambda: pkg_config("deb", "usr"))
 
 
 def check_shared():
     check("find_package, shared", lambda: find_package("shared"))
     check("find_package from plain C, shared", lambda: find_package_in_plain_c("shared"))
     check("pkg-config, shared", lambda: pkg_config("shared"))
+    check_packages()
     check("soname", soname)
     check("exports only the API", exports_only_the_api)
     check("exports the whole API", exports_the_whole_api)

@@ -19,8 +19,8 @@ class CommandFailed(Exception):
     pass
 
 
-def run(*command, env=None):
-    done = subprocess.run([str(part) for part in command], cwd=TOP, capture_output=True, text=True,
+def run(*command, env=None, binary=False):
+    done = subprocess.run([str(part) for part in command], cwd=TOP, capture_output=True, text=not binary,
                           env={**os.environ, **(env or {})}, check=False)
     if done.returncode != 0:
         raise CommandFailed(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")

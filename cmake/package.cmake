@@ -1,0 +1,27 @@
+# cpack: a .tar.gz that unpacks anywhere, and a .deb with the dependencies of what is in it.
+set(CPACK_GENERATOR TGZ DEB)
+set(CPACK_PACKAGE_NAME abacist)
+set(CPACK_PACKAGE_VENDOR "the Abacist authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_SYSTEM_NAME linux-${CMAKE_SYSTEM_PROCESSOR})
+set(CPACK_STRIP_FILES ON)
+set(CPACK_VERBATIM_VARIABLES ON)
+# cpack installs the whole build tree, so as a subdirectory only what Abacist itself installs.
+set(CPACK_INSTALL_CMAKE_PROJECTS "${PROJECT_BINARY_DIR};abacist;ALL;/")
+
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_MAINTAINER "the Abacist authors <abacist@localhost>")
+set(CPACK_DEBIAN_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+if(BUILD_SHARED_LIBS)
+  set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
+else()
+  # Who links the static library links these, too.
+  set(CPACK_DEBIAN_PACKAGE_DEPENDS "libhwy-dev")
+  if(ABACIST_THREADS STREQUAL "tbb")
+    string(APPEND CPACK_DEBIAN_PACKAGE_DEPENDS ", libtbb-dev")
+  endif()
+endif()
+include(CPack)
