@@ -141,6 +141,15 @@ def pkg_config(kind, below=""):
     return None
 
 
+def examples(kind):
+    """The folder examples/ as a project of its own."""
+    folder = WORK / f"examples-{kind}"
+    shutil.rmtree(folder, ignore_errors=True)
+    configure(TOP / "examples", folder, f"-DCMAKE_PREFIX_PATH={WORK / kind}")
+    run("cmake", "--build", folder, "-j", processors())
+    run("ctest", "--test-dir", folder, "--no-tests=error", "-j", processors())
+
+
 def only_public_headers():
     include = WORK / "static" / "include"
     installed = {str(p.relative_to(include)) for p in include.rglob("*") if p.is_file()}
@@ -249,6 +258,7 @@ def check_shared():
     check("find_package, shared", lambda: find_package("shared"))
     check("find_package from plain C, shared", lambda: find_package_in_plain_c("shared"))
     check("pkg-config, shared", lambda: pkg_config("shared"))
+    check("examples on their own, shared", lambda: examples("shared"))
     check_packages()
     check("soname", soname)
     check("exports only the API", exports_only_the_api)
