@@ -1,11 +1,19 @@
-// abacist explain: the plan of a problem as text, without running it.
+// abacist explain: the plan of a problem as text or as a picture, without running it.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "commands.hpp"
+#include "core/mask.hpp"
+#include "io/file_error.hpp"
+#include "io/pending_file.hpp"
 #include "operands.hpp"
 #include "options.hpp"
+#include "picture/picture.hpp"
 #include "runner.hpp"
 #include "text.hpp"
 #include "user_error.hpp"
@@ -19,14 +27,16 @@ struct ExplainArguments {
   ScoreArguments score;
   RunArguments run;
   std::string pass = "forward";
+  std::string svg, html;  ///< files for the picture
+  std::int64_t row = -1;  ///< of the walk; -1: the last
+
+  bool picture() const { return !svg.empty() || !html.empty(); }
 };
 
 /// Specs alone: a plan reads no data, so the sizes may be larger than the memory.
-Operands operands_of(const ExplainArguments& a) {
+Operands operands_of(const ExplainArguments& a, const Inputs& inputs) {
   Operands x;
   if (a.files.given()) {
-    Inputs inputs = load_inputs(a.files);
-    add_slopes(inputs, a.score.alibi);
     x.q = inputs.q.spec;
     x.k = inputs.k.spec;
     x.v = inputs.v.spec;
@@ -52,21 +62,92 @@ Operands operands_of(const ExplainArguments& a) {
   return x;
 }
 
+/// Row `row` of an operand's first sequence and head, `count` rows from there.
+Operand rows_of(const Operand& from, std::int64_t row, std::int64_t count) {
+  Operand rows = from;
+  rows.spec.shape = {1, count, 1, from.spec.shape[3]};
+  rows.data =
+      static_cast<std::byte*>(from.data) + row * from.spec.stride[1] * size_of(from.spec.dtype);
+  return rows;
+}
+
+/// The online softmax of a row: of the files' data, or of random data. None where there is no row,
+/// or more data than a picture is worth.
+std::optional<Walk> walk_of(const ExplainArguments& a, const Inputs& inputs, const Plan& plan) {
+  constexpr std::int64_t kMostElements = 1 << 24;
+  const Operands& x = plan.problem().operands;
+  const std::int64_t s_q = x.q.shape[1], d = x.q.shape[3];
+  if (a.row >= s_q) throw UserError(fmt::format("--row is {}, must be below s_q = {}", a.row, s_q));
+  if (s_q == 0 || x.q.shape[0] == 0 || x.q.shape[2] == 0) return std::nullopt;
+  const std::int64_t row = a.row < 0 ? s_q - 1 : a.row;
+  const core::Interval keys =
+      core::mask_rule(plan.problem().options.mask, s_q, x.k.shape[1]).visible(row);
+  if (keys.size() > kMostElements / d) return std::nullopt;
+  double slope = 0.0;
+  Inputs slopes;
+  slopes.q.spec = x.q;
+  add_slopes(slopes, a.score.alibi);
+  if (slopes.slopes.data != nullptr) slope = *static_cast<const float*>(slopes.slopes.data);
+  if (a.files.given()) {
+    const std::int64_t first = keys.empty() ? 0 : keys.begin;
+    return walk_row(rows_of(inputs.q, row, 1), rows_of(inputs.k, first, keys.size()),
+                    plan.problem(), row, slope, plan.info().keys);
+  }
+  const std::uint64_t seed = a.sizes.seed;
+  return walk_row(make_random(DType::f32, {1, 1, 1, d}, seed, 1),
+                  make_random(DType::f32, {1, keys.size(), 1, d}, seed, 2), plan.problem(), row,
+                  slope, plan.info().keys);
+}
+
+/// A file that is there once it is committed; null without a path.
+std::unique_ptr<io::PendingFile> pending(const std::string& path, const std::string& text,
+                                         const Inputs& inputs) {
+  if (path.empty()) return nullptr;
+  if (std::find(inputs.paths.begin(), inputs.paths.end(), path) != inputs.paths.end()) {
+    throw UserError(path + " is an input");
+  }
+  auto file = std::make_unique<io::PendingFile>(path);
+  file->write(text.data(), text.size());
+  return file;
+}
+
 void explain_problem(const ExplainArguments& a) {
-  const Problem problem{parse_pass(a.pass), operands_of(a), a.score.options()};
-  const std::string text = explain(plan_or_throw(problem, a.run.plan_options()));
-  fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+  Inputs inputs;
+  if (a.files.given()) {
+    inputs = load_inputs(a.files);
+    add_slopes(inputs, a.score.alibi);
+  }
+  const Problem problem{parse_pass(a.pass), operands_of(a, inputs), a.score.options()};
+  const Plan plan = plan_or_throw(problem, a.run.plan_options());
+  if (!a.picture()) {
+    if (a.row >= 0) throw UserError("--row is of a picture: --svg or --html is missing");
+    const std::string text = explain(plan);
+    fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+    return;
+  }
+  const std::optional<Walk> walk = walk_of(a, inputs, plan);
+  const auto svg = pending(a.svg, picture_svg(plan, walk), inputs);
+  const auto html = pending(a.html, picture_html(plan, walk), inputs);
+  if (svg) svg->commit();
+  if (html) html->commit();
 }
 
 }  // namespace
 
 void add_explain(CLI::App& app) {
   const auto a = std::make_shared<ExplainArguments>();
-  CLI::App* command = app.add_subcommand("explain", "The plan for a problem, as text");
+  CLI::App* command =
+      app.add_subcommand("explain", "The plan for a problem, as text or as a picture");
   a->files.add_to(*command);
   a->sizes.add_to(*command);
   a->score.add_to(*command);
   command->add_option("--pass", a->pass, "forward or backward")->capture_default_str();
+  const std::string picture = "Picture";
+  command->add_option("--svg", a->svg, "Write a picture of the plan to this file")->group(picture);
+  command->add_option("--html", a->html, "The same as a page with the plan's text")->group(picture);
+  command->add_option("--row", a->row, "Query whose online softmax is drawn (default: the last)")
+      ->check(CLI::NonNegativeNumber)
+      ->group(picture);
   a->run.add_to(*command);
   command->callback([a] { explain_problem(*a); });
 }
