@@ -139,6 +139,7 @@ def style(section):
 def release(section):
     section.build("release")
     section.ctest("release")
+    section.counted("documentation", ["scripts/docs"], test_results.from_checks)
 
 
 def package(section):
@@ -187,7 +188,7 @@ class Entry:
 
 SECTIONS = {
     "style": Entry(style, 180, "formatter, linter, tests of the scripts"),
-    "release": Entry(release, 420, "optimised build, all tests"),
+    "release": Entry(release, 420, "optimised build, all tests, documentation"),
     "package": Entry(package, 180, "install, then consume in three ways; exported symbols"),
     "asan": Entry(asan, 240, "AddressSanitizer and UndefinedBehaviorSanitizer"),
     "tsan": Entry(tsan, 120, "ThreadSanitizer"),
