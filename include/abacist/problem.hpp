@@ -35,7 +35,8 @@ struct Mask {
   bool operator==(const Mask&) const = default;
 };
 
-/// How a score is made of q·k: `scale`, then softcap, then ALiBi (if slopes are operands).
+/// How a score is made of q·k: `scale`, then softcap, then ALiBi and the additive bias (if they are
+/// operands; neither is scaled).
 struct Score {
   /// Any number finite in float, zero and negative included; default 1/sqrt(d_qk). The CPU backend
   /// wants 0 or at least 2^-126 in size, here and below.
@@ -67,6 +68,7 @@ struct Operands {
   TensorSpec q, k, v, o, lse;
   TensorSpec d_o, d_lse, dq, dk, dv;
   TensorSpec alibi_slopes;
+  TensorSpec bias, d_bias, visible;
   TensorSpec sinks, d_sinks;
   TensorSpec cu_seqlens_q, cu_seqlens_k;
   TensorSpec key_lengths;
@@ -100,6 +102,14 @@ struct ForwardTensors {
   /// dense only, optional; i32 [b], contiguous: sequence n has keys [0, key_lengths[n]) of its s_k;
   /// what lies beyond is never read. The bottom-right alignment uses these lengths.
   ConstTensor key_lengths{};
+  /// optional; [b|1, h_q|1, s_q|1, s_k], f32 or the dtype of q: added to the score. An axis of 1
+  /// stands for all. -inf hides the key exactly as a false in `visible` does; NaN and +inf make the
+  /// row NaN; a finite number, however negative, hides nothing. In a varlen problem s_q and s_k are
+  /// Options::max_lengths, and rows and keys count from their sequence's first.
+  ConstTensor bias{};
+  /// optional; u8, shaped as bias: the query sees the key only where this is not 0 (on top of
+  /// Options::mask).
+  ConstTensor visible{};
 };
 
 /// Operands of the backward pass: the forward's inputs and results, the gradient of the loss by O
@@ -118,6 +128,10 @@ struct BackwardTensors {
   ConstTensor key_lengths{};  ///< as in the forward pass; dk and dv beyond a length are set to 0
   Tensor d_sinks{};           ///< optional, with sinks; f32 [h_q]: -sum of exp(sink - LSE) D over
                               ///< all rows, D = rowsum(dO o O) - dLSE
+  ConstTensor bias{};         ///< as in the forward pass
+  ConstTensor visible{};      ///< as in the forward pass
+  Tensor d_bias{};  ///< optional, with bias; shape of bias, f32: the gradient of the scores
+                    ///< after softcap, summed over the axes of 1
 };
 
 /// The problem that a set of tensors poses.

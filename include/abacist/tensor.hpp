@@ -11,11 +11,14 @@
 
 namespace abacist {
 
-enum class DType : std::uint8_t { f32, bf16, f16, f64, i32 };
+/// u8 serves for truth values: 0 is false, anything else true.
+enum class DType : std::uint8_t { f32, bf16, f16, f64, i32, u8 };
 
 /// Bytes per element.
 constexpr std::int64_t size_of(DType dtype) {
   switch (dtype) {
+    case DType::u8:
+      return 1;
     case DType::bf16:
     case DType::f16:
       return 2;

@@ -17,6 +17,8 @@ Problem shared_problem(Pass pass, const Tensors& t, const Options& options) {
   x.alibi_slopes = t.alibi_slopes;
   x.cu_seqlens_q = t.cu_seqlens_q;
   x.cu_seqlens_k = t.cu_seqlens_k;
+  x.bias = t.bias;
+  x.visible = t.visible;
   x.sinks = t.sinks;
   x.key_lengths = t.key_lengths;
   return problem;
@@ -37,6 +39,7 @@ Problem make_problem(const BackwardTensors& t, const Options& options) {
   x.dk = t.dk;
   x.dv = t.dv;
   x.d_sinks = t.d_sinks;
+  x.d_bias = t.d_bias;
   return problem;
 }
 

@@ -68,6 +68,8 @@ std::string mask_text(const Problem& problem) {
   if (options.score.scale) add("scale " + to_text(*options.score.scale));
   if (options.score.softcap != 0.0) add("softcap " + to_text(options.score.softcap));
   if (problem.operands.alibi_slopes.present()) add("ALiBi");
+  if (problem.operands.bias.present()) add("bias");
+  if (problem.operands.visible.present()) add("boolean mask");
   if (problem.operands.sinks.present()) add("sinks");
   if (problem.operands.key_lengths.present()) add("key lengths");
   return text;

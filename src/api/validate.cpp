@@ -22,7 +22,7 @@ Status check_extents(const char* name, const TensorSpec& spec) {
   if (spec.rank < 0 || spec.rank > kMaxRank) {
     return invalid(name, "rank is " + std::to_string(spec.rank) + ", must be in [0, 4]");
   }
-  if (spec.dtype > DType::i32) {
+  if (spec.dtype > DType::u8) {
     return invalid(name, "dtype is " + std::to_string(static_cast<int>(spec.dtype)) +
                              ", must be one of DType");
   }
@@ -62,8 +62,9 @@ Status check_device(const char* name, Device device) {
 }
 
 Status check_float(const char* name, const TensorSpec& spec) {
-  if (spec.dtype != DType::i32) return {};
-  return invalid(name, "dtype is i32, must be a floating-point type");
+  if (spec.dtype != DType::i32 && spec.dtype != DType::u8) return {};
+  return invalid(
+      name, std::string("dtype is ") + to_string(spec.dtype) + ", must be a floating-point type");
 }
 
 Status check_shape(const char* name, const TensorSpec& spec, const TensorSpec& expected,
@@ -97,7 +98,7 @@ class Validator {
   Result<core::Resolved> run() {
     for (auto step : {&Validator::presence, &Validator::inputs, &Validator::sequences,
                       &Validator::derived_shapes, &Validator::key_lengths, &Validator::sinks,
-                      &Validator::mask, &Validator::score}) {
+                      &Validator::pair_operands, &Validator::mask, &Validator::score}) {
       if (Status status = (this->*step)(); !status) return status.error();
     }
     core::Resolved resolved;
@@ -247,6 +248,41 @@ class Validator {
     if (Status s = check_lengths("key_lengths", lengths, "i32[b]"); !s) return s;
     g_.key_lengths = true;
     return check_shape("key_lengths", lengths, shaped({g_.b}), "[b]");
+  }
+
+  /// `[b|1, h_q|1, s_q|1, s_k]`.
+  Status check_pairs(const char* name, const TensorSpec& spec) const {
+    const MaxLengths& most = p_.options.max_lengths;
+    const Extents whole = {g_.b, g_.h_q, g_.varlen ? most.s_q : g_.s_q,
+                           g_.varlen ? most.s_k : g_.s_k};
+    bool fits = spec.rank == kMaxRank && spec.shape[3] == whole[3];
+    for (std::size_t axis = 0; axis < 3 && fits; ++axis) {
+      fits = spec.shape[axis] == 1 || spec.shape[axis] == whole[axis];
+    }
+    if (fits) return {};
+    return invalid(name, "shape is " + core::to_text(spec.shape, spec.rank) +
+                             ", must be [b|1, h_q|1, s_q|1, s_k] of " +
+                             core::to_text(whole, kMaxRank));
+  }
+
+  Status pair_operands() {
+    if (x_.d_bias.present() && !x_.bias.present()) {
+      return invalid("d_bias", "is given without bias");
+    }
+    if (x_.bias.present()) {
+      if (Status s = check_float("bias", x_.bias); !s) return s;
+      if (Status s = check_pairs("bias", x_.bias); !s) return s;
+    }
+    if (x_.d_bias.present()) {
+      if (Status s = check_float("d_bias", x_.d_bias); !s) return s;
+      if (Status s = check_shape("d_bias", x_.d_bias, x_.bias, "the shape of bias"); !s) return s;
+    }
+    if (!x_.visible.present()) return {};
+    if (x_.visible.dtype != DType::u8) {
+      return invalid("visible",
+                     std::string("dtype is ") + to_string(x_.visible.dtype) + ", must be u8");
+    }
+    return check_pairs("visible", x_.visible);
   }
 
   Status sinks() {

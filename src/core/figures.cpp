@@ -13,22 +13,27 @@ Figure visible_pairs(const Resolved& resolved) {
   const MaskRule rule = mask_rule(mask, g.s_q, g.s_k);
   if (!g.varlen) {
     // With key_lengths at most: a shorter sequence never has more pairs.
-    return {(Count{rule.pairs(g.s_q)} * g.b * g.h_q).value, !g.key_lengths};
+    return {(Count{rule.pairs(g.s_q)} * g.b * g.h_q).value,
+            !g.key_lengths && !resolved.hides_by_data()};
   }
   // Each query row sees at most min(max s_k, window) keys.
   const std::int64_t most = std::min({g.s_k, rule.left + rule.right + 1, g.total_k});
   return {(Count{g.total_q} * most * g.h_q).value, false};
 }
 
+Count elements(const TensorSpec& spec) {
+  Count count = spec.present() ? 1 : 0;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
+    count = count * spec.shape[axis];
+  }
+  return count;
+}
+
 Figure operand_bytes(const Resolved& resolved) {
   Count bytes = 0;
   for (const OperandRule& rule : kOperands) {
     const TensorSpec& spec = resolved.problem.operands.*rule.spec;
-    Count of_one = spec.present() ? size_of(spec.dtype) : 0;
-    for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
-      of_one = of_one * spec.shape[axis];
-    }
-    bytes = bytes + of_one;
+    bytes = bytes + elements(spec) * size_of(spec.dtype);
   }
   return {bytes.value, !resolved.geometry.ragged()};
 }

@@ -10,6 +10,9 @@ namespace abacist::core {
 /// are data.
 Figure visible_pairs(const Resolved& resolved);
 
+/// Elements of a tensor; 0 if absent; saturates.
+Count elements(const TensorSpec& spec);
+
 /// Bytes of the elements of all operands, each once.
 Figure operand_bytes(const Resolved& resolved);
 

@@ -33,6 +33,10 @@ struct Resolved {
   Geometry geometry{};
   double scale = 1.0;  ///< default applied
 
+  /// Whether the data decide which keys a row sees, not indices alone.
+  bool hides_by_data() const {
+    return problem.operands.bias.present() || problem.operands.visible.present();
+  }
   bool has_alibi() const { return problem.operands.alibi_slopes.present(); }
 };
 
@@ -62,6 +66,21 @@ struct LseStrides {
 
   std::int64_t at(std::int64_t sequence, std::int64_t h, std::int64_t r) const {
     return sequence * batch + h * head + r * row;
+  }
+};
+
+/// Strides of a `[b|1, h_q|1, s_q|1, s_k]` operand: 0 along an axis of 1, which stands for all.
+struct PairStrides {
+  std::int64_t batch = 0, head = 0, row = 0, key = 0;
+
+  explicit PairStrides(const TensorSpec& spec)
+      : batch(spec.shape[0] == 1 ? 0 : spec.stride[0]),
+        head(spec.shape[1] == 1 ? 0 : spec.stride[1]),
+        row(spec.shape[2] == 1 ? 0 : spec.stride[2]),
+        key(spec.stride[3]) {}
+
+  std::int64_t at(std::int64_t sequence, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return sequence * batch + h * head + i * row + j * key;
   }
 };
 

@@ -50,7 +50,7 @@ inline std::uint16_t float_to_f16(float value) {
   return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-/// Element `index` (in elements, not bytes) of an array of `dtype`; i32 is not a float type.
+/// Element `index` (in elements, not bytes) of an array of `dtype`; i32 and u8 are no float types.
 inline double load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
     case DType::f64:
@@ -61,6 +61,8 @@ inline double load_element(const void* data, DType dtype, std::int64_t index) {
       return f16_to_float(static_cast<const std::uint16_t*>(data)[index]);
     case DType::i32:
       return static_cast<const std::int32_t*>(data)[index];
+    case DType::u8:
+      return static_cast<const std::uint8_t*>(data)[index];
     case DType::f32:
       break;
   }
@@ -80,6 +82,9 @@ inline void store_element(void* data, DType dtype, std::int64_t index, double va
       return;
     case DType::i32:
       static_cast<std::int32_t*>(data)[index] = static_cast<std::int32_t>(value);
+      return;
+    case DType::u8:
+      static_cast<std::uint8_t*>(data)[index] = static_cast<std::uint8_t>(value);
       return;
     case DType::f32:
       static_cast<float*>(data)[index] = static_cast<float>(value);

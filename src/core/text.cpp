@@ -47,6 +47,8 @@ const char* to_string(DType dtype) noexcept {
       return "f64";
     case DType::i32:
       return "i32";
+    case DType::u8:
+      return "u8";
   }
   return "unknown";
 }

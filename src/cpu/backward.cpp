@@ -6,6 +6,7 @@
 // predecessor in the same head has long started; the bits do not depend on the thread count.
 #include <algorithm>
 
+#include "core/figures.hpp"
 #include "core/numeric.hpp"
 #include "cpu/driver.hpp"
 
@@ -14,13 +15,38 @@ namespace {
 
 using core::Count;
 
+/// Which items add to the same elements of a bias gradient: those of all sequences, or heads, or
+/// both. Each set of elements has a table of turns, [key blocks][row tiles].
+struct BiasTurns {
+  bool wanted = false, over_batch = false, over_heads = false, over_rows = false;
+  std::int64_t blocks = 0, tiles = 0;
+
+  BiasTurns() = default;
+  BiasTurns(const TensorSpec& d_bias, const core::Geometry& g, const Tiles& t)
+      : wanted(d_bias.present()) {
+    if (!wanted) return;
+    over_batch = d_bias.shape[0] == 1 && g.b > 1;
+    over_heads = d_bias.shape[1] == 1 && g.h_k > 1;
+    over_rows = d_bias.shape[2] == 1;
+    blocks = ceil_div(g.s_k, t.keys);
+    tiles = over_rows ? 1 : ceil_div(g.packed_rows(), t.rows);
+  }
+
+  bool shared() const { return over_batch || over_heads; }
+  Count count(const core::Geometry& g) const {
+    if (!shared()) return 0;
+    return Count{over_batch ? 1 : g.b} * (over_heads ? 1 : g.h_k) * blocks * tiles;
+  }
+};
+
 struct BackwardChoices {
   const Kernels* kernels = nullptr;
   Tiles tiles{};
   std::size_t scratch_bytes = 0;  ///< per thread
   // Offsets in the workspace.
   std::size_t lse_offset = 0, d_offset = 0, dq_offset = 0, turns_offset = 0, index_offset = 0;
-  std::size_t sinks_offset = 0;
+  std::size_t sinks_offset = 0, bias_turns_offset = 0;
+  BiasTurns bias;
 };
 
 /// Fewer items than this leave threads of a large machine idle.
@@ -70,10 +96,15 @@ void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, Plan
                                       return tile_rows * std::min(blocks, ceil_div(g.s_k, keys));
                                     });
   const std::int64_t per_visit = g.d_qk * in + g.d_v * size_of(x.d_o.dtype) + 8 + 2 * 4 * g.d_qk;
-  info.slow_memory_bytes = {
-      (prepare + keys_once + Count{visits.value} * per_visit + rows * g.d_qk * size_of(x.dq.dtype))
-          .value,
-      visits.exact};
+  // Cleared, then each element read and written for every pair that adds to it.
+  const Count d_bias = x.d_bias.present()
+                           ? Count{info.visible_pairs.value} * 2 * 4 + core::elements(x.d_bias) * 4
+                           : Count{0};
+  const Count pairs = pair_bytes(resolved, 0, g.packed_rows(), c.tiles.rows);
+  info.slow_memory_bytes = {(prepare + keys_once + Count{visits.value} * per_visit +
+                             rows * g.d_qk * size_of(x.dq.dtype) + pairs + d_bias)
+                                .value,
+                            visits.exact && !resolved.hides_by_data()};
   // Standard attention reads and writes P, dP and dS in float: P read twice, dP and dS written and
   // read.
   const Count scores = g.ragged() ? Count{info.visible_pairs.value} : rows * g.s_k;
@@ -145,7 +176,9 @@ class Heads {
       s = ticket % heads / geometry_.h_k;
       kv_head = ticket % geometry_.h_k;
     }
-    body(head(sequence(s), kv_head), block);
+    BackwardHead h = head(sequence(s), kv_head);
+    if (choices_.bias.wanted) h.d_bias = bias_gradient(s, kv_head, block);
+    body(h, block);
   }
 
   /// dSink of every query head: the sums of its row tiles, sequences and tiles ascending.
@@ -189,6 +222,37 @@ class Heads {
     return std::upper_bound(first, first + geometry_.b + 1, index) - first - 1;
   }
 
+  /// Items of a block come in the order of tickets, sequences and heads ascending, so that each
+  /// waits for an earlier ticket only.
+  BiasGradient bias_gradient(std::int64_t s, std::int64_t kv_head, std::int64_t block) const {
+    const core::Geometry& g = geometry_;
+    const BiasTurns& turns = choices_.bias;
+    const Tensor& d_bias = call_.tensors.d_bias;
+    const core::PairStrides strides(d_bias);
+    BiasGradient x;
+    x.data = static_cast<float*>(d_bias.data) + strides.at(s, kv_head * g.group, 0, 0);
+    x.row = strides.row;
+    x.head = strides.head;
+    x.key = strides.key;
+    x.rows_summed = turns.over_rows;
+    x.tiles = turns.tiles;
+    if (!turns.shared()) return x;
+    const std::int64_t table = (turns.over_batch ? 0 : s) * (turns.over_heads ? 1 : g.h_k) +
+                               (turns.over_heads ? 0 : kv_head);
+    x.turns =
+        at<std::int64_t>(choices_.bias_turns_offset) + (table * turns.blocks + block) * turns.tiles;
+    const auto turn_of = [&](std::int64_t n, std::int64_t h) { return n * g.h_k + h + 1; };
+    x.own = turn_of(s, kv_head);
+    if (turns.over_heads && kv_head > 0) {
+      x.before = turn_of(s, kv_head - 1);
+    } else if (turns.over_batch) {
+      std::int64_t n = s - 1;
+      while (n >= 0 && key_blocks(sequence(n)) <= block) --n;
+      if (n >= 0) x.before = turn_of(n, turns.over_heads ? g.h_k - 1 : kv_head);
+    }
+    return x;
+  }
+
   BackwardHead head(const core::Sequence& s, std::int64_t kv_head) const {
     const core::Geometry& g = geometry_;
     const BackwardTensors& t = call_.tensors;
@@ -205,7 +269,7 @@ class Heads {
     h.lse = row_view<const float>(t.lse, s.index, s.first_q, q_head);
     h.d_lse = row_view<const float>(t.d_lse, s.index, s.first_q, q_head);
     h.rule = core::mask_rule(call_.resolved.problem.options.mask, s.len_q, s.len_k);
-    h.score = score_rule(call_.resolved, t.alibi_slopes, s.index, q_head);
+    h.score = score_rule(call_.resolved, ScoreOperands(t), s.index, q_head);
     h.scale = static_cast<float>(call_.resolved.scale);
     h.group = g.group;
     h.d_qk = g.d_qk;
@@ -235,6 +299,22 @@ class Heads {
   std::int64_t items_ = 0;
 };
 
+/// The gradient of the bias starts at 0, and nobody has had a turn.
+void clear_bias_gradient(const core::BackwardCall& call, const BackwardChoices& c) {
+  const Tensor& x = call.tensors.d_bias;
+  if (!x.present()) return;
+  auto* turns = reinterpret_cast<std::int64_t*>(
+      static_cast<std::byte*>(call.options.workspace.data) + c.bias_turns_offset);
+  std::fill_n(turns, c.bias.count(call.resolved.geometry).value, std::int64_t{0});
+  const std::int64_t rows = x.shape[0] * x.shape[1] * x.shape[2];
+  for_each_ticket(rows, call.draft.info.threads, [&](std::int64_t row, int) {
+    float* to = static_cast<float*>(x.data) + row % x.shape[2] * x.stride[2] +
+                row / x.shape[2] % x.shape[1] * x.stride[1] +
+                row / x.shape[2] / x.shape[1] * x.stride[0];
+    for (std::int64_t j = 0; j < x.shape[3]; ++j) to[j * x.stride[3]] = 0.0f;
+  });
+}
+
 /// dK and dV of the block's keys past the sequence's length are 0.
 void clear_padding(const BackwardHead& head, std::int64_t key_block, std::int64_t s_k) {
   const std::int64_t first = key_block * head.tiles.keys;
@@ -257,7 +337,10 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   auto c = std::make_shared<BackwardChoices>();
   c->kernels = kernels(target.value());
   c->tiles = choose_tiles(*c->kernels, g);
-  c->scratch_bytes = round_up(c->kernels->backward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
+  c->bias = BiasTurns(resolved.problem.operands.d_bias, g, c->tiles);
+  c->scratch_bytes = round_up(
+      c->kernels->backward_scratch_bytes(c->tiles, g.d_qk, g.d_v, c->bias.over_rows ? g.group : 0),
+      256);
   const Count per_head = g.varlen ? Count{(Count{g.total_q} * g.group).value / c->tiles.rows} + g.b
                                   : Count{g.b} * ceil_div(g.packed_rows(), c->tiles.rows);
   const Count row_tiles = per_head * g.h_k;
@@ -281,6 +364,7 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   if (resolved.problem.operands.d_sinks.present()) {
     c->sinks_offset = layout.reserve(row_tiles * g.group, sizeof(double));
   }
+  c->bias_turns_offset = layout.reserve(c->bias.count(g), sizeof(std::int64_t));
   if (g.varlen) c->index_offset = layout.reserve(2 * (g.b + 1), sizeof(std::int64_t));
   info.workspace_bytes = static_cast<std::size_t>(layout.bytes.value);
   fill_figures(resolved, *c, info);
@@ -302,6 +386,7 @@ Status run_backward(const core::BackwardCall& call) {
     });
   });
   heads.finish_sinks();
+  clear_bias_gradient(call, c);
   Progress progress(call.options, heads.items());
   for_each_ticket(heads.items(), threads, [&](std::int64_t ticket, int worker) {
     heads.with_item(ticket, [&](const BackwardHead& head, std::int64_t key_block) {

@@ -42,8 +42,17 @@ BasicRowValues<Float> row_view(const BasicTensor<Void>& tensor, std::int64_t seq
   return {static_cast<Float*>(tensor.data) + s.at(sequence, head, first), s.row, s.head};
 }
 
+/// The operands that make scores, of ForwardTensors or BackwardTensors.
+struct ScoreOperands {
+  ConstTensor slopes, bias, visible;
+
+  template <class Tensors>
+  explicit ScoreOperands(const Tensors& t)
+      : slopes(t.alibi_slopes), bias(t.bias), visible(t.visible) {}
+};
+
 /// Score rule of one head group of one sequence.
-ScoreRule score_rule(const core::Resolved& resolved, const ConstTensor& slopes,
+ScoreRule score_rule(const core::Resolved& resolved, const ScoreOperands& operands,
                      std::int64_t sequence, std::int64_t head);
 
 /// Why the CPU backend cannot serve, if so; the rules that forward and backward share.
@@ -77,6 +86,11 @@ Figure tile_visits(const core::Resolved& resolved, std::int64_t first, std::int6
   }
   return {(sum * g.kv_heads()).value, !g.key_lengths};
 }
+
+/// Bytes of the bias and boolean mask that row tiles of `rows` read, at most: of each pair that a
+/// tile meets its own element, or of each key one element for the whole tile.
+core::Count pair_bytes(const core::Resolved& resolved, std::int64_t first, std::int64_t last,
+                       std::int64_t rows);
 
 /// Threads of a plan whose work comes in `items` pieces.
 int plan_threads(const PlanOptions& options, std::int64_t items);

@@ -91,8 +91,10 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
   const Figure large = tile_visits(resolved, c.small_end(), packed, c.tiles.rows, seen_keys);
   const Count keys = Count{small.value} + large.value;
   const Count partials = c.splits > 1 ? rows * c.splits * (g.d_v + 1) * 4 * 2 : Count{0};
-  info.slow_memory_bytes = {(once + keys * (g.d_qk + g.d_v) * in + partials).value,
-                            small.exact && large.exact};
+  const Count pairs = pair_bytes(resolved, 0, c.small_end(), c.small_rows) +
+                      pair_bytes(resolved, c.small_end(), packed, c.tiles.rows);
+  info.slow_memory_bytes = {(once + keys * (g.d_qk + g.d_v) * in + partials + pairs).value,
+                            small.exact && large.exact && !resolved.hides_by_data()};
   // Standard attention writes and reads scores and probabilities, in float, once each.
   const Count scores = g.ragged() ? Count{info.visible_pairs.value} : rows * g.s_k;
   info.standard_memory_bytes = {
@@ -204,7 +206,7 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
                                s.first_q, head);
   }
   task.rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
-  task.score = score_rule(call.resolved, t.alibi_slopes, s.index, head);
+  task.score = score_rule(call.resolved, ScoreOperands(t), s.index, head);
   task.group = g.group;
   task.d_qk = g.d_qk;
   task.d_v = g.d_v;

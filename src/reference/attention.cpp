@@ -7,7 +7,7 @@
 
 #include "core/numeric.hpp"
 #include "core/saturate.hpp"
-#include "reference/visibility.hpp"
+#include "reference/score.hpp"
 
 namespace abacist::reference {
 namespace {
@@ -54,44 +54,6 @@ void add_scaled(double* to, double factor, const double* from, std::int64_t d) {
   for (std::int64_t e = 0; e < d; ++e) to[e] += factor * from[e];
 }
 
-/// From q.k to the score, and the derivative of that step.
-class ScoreRule {
- public:
-  ScoreRule(const core::Resolved& resolved, const ConstTensor& slopes, std::int64_t sequence,
-            std::int64_t head)
-      : scale_(resolved.scale), cap_(resolved.problem.options.score.softcap) {
-    if (!slopes.present()) return;
-    const std::int64_t at = slopes.rank == 1
-                                ? head * slopes.stride[0]
-                                : sequence * slopes.stride[0] + head * slopes.stride[1];
-    slope_ = core::load_element(slopes.data, slopes.dtype, at);
-    has_slope_ = true;
-  }
-
-  struct Value {
-    double score;
-    double slope;  ///< of the score by the scaled product
-  };
-
-  Value operator()(double product, std::int64_t distance) const {
-    Value value{scale_ * product, 1.0};
-    if (cap_ > 0.0) {
-      const double t = std::tanh(value.score / cap_);
-      value = {cap_ * t, 1.0 - t * t};
-    }
-    if (has_slope_) value.score -= slope_ * std::abs(static_cast<double>(distance));
-    return value;
-  }
-
-  double scale() const { return scale_; }
-
- private:
-  double scale_;
-  double cap_;
-  double slope_ = 0.0;
-  bool has_slope_ = false;
-};
-
 void load_keys_and_values(const core::Geometry& g, const ConstTensor& k, const ConstTensor& v,
                           const core::Sequence& sequence, std::int64_t head_k, const Scratch& x) {
   const Rows k_rows(k, sequence, sequence.first_k, head_k);
@@ -110,13 +72,13 @@ double sink_of(const ConstTensor& sinks, std::int64_t head) {
 
 /// The softmax of a row whose scores are in x.scores: O to x.v_sum, the LSE returned. Two passes
 /// over the visible keys, the second with the true maximum.
-double attend_row(const core::Geometry& g, const Visibility& visible, std::int64_t i,
+double attend_row(const core::Geometry& g, const ScoreRule& rule, std::int64_t i,
                   std::int64_t len_k, double sink, const Scratch& x) {
   std::fill_n(x.v_sum, g.d_v, 0.0);
   double maximum = sink;
   bool any = false;
   for (std::int64_t j = 0; j < len_k; ++j) {
-    if (!visible.sees(i, j)) continue;
+    if (!rule.sees(i, j)) continue;
     any = true;
     // A NaN score stays the maximum: comparisons with it are false.
     if (!(x.scores[j] <= maximum) && !std::isnan(maximum)) maximum = x.scores[j];
@@ -127,7 +89,7 @@ double attend_row(const core::Geometry& g, const Visibility& visible, std::int64
     double part = 0.0;
     std::fill_n(x.v_part, g.d_v, 0.0);
     for (std::int64_t j = first; j < std::min(first + kRun, len_k); ++j) {
-      if (!visible.sees(i, j)) continue;
+      if (!rule.sees(i, j)) continue;
       const double weight = std::exp(x.scores[j] - maximum);
       part += weight;
       add_scaled(x.v_part, weight, x.values + j * g.d_v, g.d_v);
@@ -178,21 +140,20 @@ void forward(const core::Resolved& resolved, const ForwardTensors& t,
              const core::Sequence& sequence, std::int64_t head_k, const Scratch& x,
              const RowsDone& done) {
   const core::Geometry& g = resolved.geometry;
-  const Visibility visible(resolved.problem.options.mask, sequence.len_q, sequence.len_k);
   load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
   for (std::int64_t head = head_k * g.group; head < (head_k + 1) * g.group; ++head) {
-    const ScoreRule rule(resolved, t.alibi_slopes, sequence.index, head);
+    const ScoreRule rule(resolved, t, sequence, head);
     const double sink = sink_of(t.sinks, head);
     const Rows q_rows(t.q, sequence, sequence.first_q, head);
     const Rows o_rows(t.o, sequence, sequence.first_q, head);
     for (std::int64_t i = 0; i < sequence.len_q; ++i) {
       q_rows.load(t.q.data, i, g.d_qk, x.qk_row);
       for (std::int64_t j = 0; j < sequence.len_k; ++j) {
-        if (!visible.sees(i, j)) continue;
+        if (!rule.sees(i, j)) continue;
         const double product = dot(x.qk_row, x.keys + j * g.d_qk, g.d_qk);
-        x.scores[j] = rule(product, visible.distance(i, j)).score;
+        x.scores[j] = rule(product, i, j).score;
       }
-      const double lse = attend_row(g, visible, i, sequence.len_k, sink, x);
+      const double lse = attend_row(g, rule, i, sequence.len_k, sink, x);
       o_rows.store(t.o.data, i, g.d_v, x.v_sum);
       if (t.lse.present()) {
         core::store_element(t.lse.data, t.lse.dtype, lse_at(t.lse, sequence, head, i), lse);
@@ -206,16 +167,17 @@ void backward(const core::Resolved& resolved, const BackwardTensors& t,
               const core::Sequence& sequence, std::int64_t head_k, const Scratch& x,
               const RowsDone& done) {
   const core::Geometry& g = resolved.geometry;
-  const Visibility visible(resolved.problem.options.mask, sequence.len_q, sequence.len_k);
   load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
   std::fill_n(x.dk, sequence.len_k * g.d_qk, 0.0);
   std::fill_n(x.dv, sequence.len_k * g.d_v, 0.0);
   for (std::int64_t head = head_k * g.group; head < (head_k + 1) * g.group; ++head) {
-    const ScoreRule rule(resolved, t.alibi_slopes, sequence.index, head);
+    const ScoreRule rule(resolved, t, sequence, head);
     const Rows q_rows(t.q, sequence, sequence.first_q, head);
     const Rows o_rows(t.o, sequence, sequence.first_q, head);
     const Rows d_o_rows(t.d_o, sequence, sequence.first_q, head);
     const Rows dq_rows(t.dq, sequence, sequence.first_q, head);
+    const ConstTensor sums(x.d_bias, x.d_bias_spec);
+    const PairReader d_bias(sums, sequence.index, head);
     for (std::int64_t i = 0; i < sequence.len_q; ++i) {
       q_rows.load(t.q.data, i, g.d_qk, x.qk_row);
       o_rows.load(t.o.data, i, g.d_v, x.v_sum);
@@ -229,13 +191,15 @@ void backward(const core::Resolved& resolved, const BackwardTensors& t,
       }
       std::fill_n(x.qk_sum, g.d_qk, 0.0);
       for (std::int64_t j = 0; j < sequence.len_k; ++j) {
-        if (!visible.sees(i, j)) continue;
+        if (!rule.sees(i, j)) continue;
         const double* const key = x.keys + j * g.d_qk;
-        const auto [score, slope] = rule(dot(x.qk_row, key, g.d_qk), visible.distance(i, j));
+        const auto [score, slope] = rule(dot(x.qk_row, key, g.d_qk), i, j);
         // At most 1: a float LSE of a huge score may be far below it.
         const double p = std::exp(std::min(score - lse, 0.0));
         const double dp = dot(x.v_row, x.values + j * g.d_v, g.d_v);
-        const double ds = p * (dp - d_row) * slope * rule.scale();
+        const double d_score = p * (dp - d_row);
+        if (t.d_bias.present()) x.d_bias[d_bias.at(i, j)] += d_score;
+        const double ds = d_score * slope * rule.scale();
         add_scaled(x.qk_sum, ds, key, g.d_qk);
         add_scaled(x.dk + j * g.d_qk, ds, x.qk_row, g.d_qk);
         add_scaled(x.dv + j * g.d_v, p, x.v_row, g.d_v);

@@ -20,6 +20,8 @@ struct Scratch {
   double* v_row;   // [d_v]: a row of dO
   double* v_sum;   // [d_v]: a row of O
   double* v_part;  // [d_v]: O over a run of keys
+  double* d_bias;  // of all workers, which then is one: the gradient of the bias, row-major
+  TensorSpec d_bias_spec;
 };
 
 /// Doubles that a Scratch for `max_len_k` keys needs; saturates.

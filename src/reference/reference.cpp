@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/figures.hpp"
+#include "core/numeric.hpp"
 #include "core/saturate.hpp"
 #include "cpu/parallel.hpp"
 #include "reference/attention.hpp"
@@ -22,6 +23,7 @@ struct Choices {
   int workers = 1;
   std::size_t doubles_per_worker = 0;
   std::int64_t max_len_k = 0;
+  TensorSpec d_bias{};  ///< its sums as float64, row-major, behind the workers' doubles
 };
 
 constexpr std::size_t kAlignedDoubles = kWorkspaceAlignment / sizeof(double);
@@ -39,7 +41,8 @@ Figure counted_pairs(const core::Resolved& resolved) {
   const Visibility visible(resolved.problem.options.mask, g.s_q, g.s_k);
   Count pairs = 0;
   for (std::int64_t i = 0; i < g.s_q; ++i) pairs = pairs + visible.count(i);
-  return {(pairs * heads).value, !g.key_lengths};  // a shorter sequence never has more pairs
+  // A shorter sequence never has more pairs.
+  return {(pairs * heads).value, !g.key_lengths && !resolved.hides_by_data()};
 }
 
 void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
@@ -70,6 +73,10 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
   const int threads = options.threads > 0 ? options.threads : cpu::default_threads();
   Choices choices;
   choices.workers = static_cast<int>(std::clamp<std::int64_t>(items, 1, threads));
+  if (const TensorSpec& x = resolved.problem.operands.d_bias; x.present()) {
+    choices.workers = 1;  // all heads and sequences may add to the same elements
+    choices.d_bias = contiguous(DType::f64, {x.shape[0], x.shape[1], x.shape[2], x.shape[3]});
+  }
   choices.max_len_k = g.varlen ? std::min(g.s_k, g.total_k) : g.s_k;
   const bool empty = items == 0 || (g.total_q == 0 && g.total_k == 0);
   if (!empty) {
@@ -85,7 +92,8 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
   draft.info.threads = choices.workers;
   const Count scratch = Count{static_cast<std::int64_t>(choices.doubles_per_worker)} * 8;
   draft.info.scratch_bytes_per_thread = static_cast<std::size_t>(scratch.value);
-  draft.info.workspace_bytes = static_cast<std::size_t>((scratch * choices.workers).value);
+  draft.info.workspace_bytes = static_cast<std::size_t>(
+      (scratch * choices.workers + core::elements(choices.d_bias) * 8).value);
   fill_figures(resolved, draft.info);
   draft.choices = std::make_shared<Choices>(choices);
   return draft;
@@ -133,6 +141,10 @@ template <class Call, class Body>
 Status run(const Call& call, const Body& body) {
   const core::Geometry& g = call.resolved.geometry;
   const auto& choices = *static_cast<const Choices*>(call.draft.choices.get());
+  auto* const workspace = static_cast<double*>(call.options.workspace.data);
+  double* const d_bias =
+      workspace + static_cast<std::size_t>(choices.workers) * choices.doubles_per_worker;
+  std::fill_n(d_bias, core::elements(choices.d_bias).value, 0.0);
   if (choices.doubles_per_worker == 0) return {};  // no row to write
   const ConstTensor& cu_q = call.tensors.cu_seqlens_q;
   Progress progress(call.options, visited_rows(g, cu_q));
@@ -140,9 +152,11 @@ Status run(const Call& call, const Body& body) {
   const std::int64_t items = g.b * g.h_k;
   std::atomic<std::int64_t> next = 0;
   cpu::parallel_for(choices.workers, [&](int worker) {
-    double* const memory = static_cast<double*>(call.options.workspace.data) +
-                           static_cast<std::size_t>(worker) * choices.doubles_per_worker;
-    const Scratch scratch = carve(memory, g, call.resolved.problem.pass, choices.max_len_k);
+    double* const memory =
+        workspace + static_cast<std::size_t>(worker) * choices.doubles_per_worker;
+    Scratch scratch = carve(memory, g, call.resolved.problem.pass, choices.max_len_k);
+    scratch.d_bias = d_bias;
+    scratch.d_bias_spec = choices.d_bias;
     for (std::int64_t item = next++; item < items; item = next++) {
       const auto sequence = core::sequence_at(g, core::Lengths::of(call.tensors), item / g.h_k);
       body(sequence, item % g.h_k, scratch, done);
@@ -160,12 +174,31 @@ Status run_forward(const core::ForwardCall& call) {
   });
 }
 
+/// The sums of the bias gradient to the caller's tensor.
+void store_bias_gradient(const core::BackwardCall& call) {
+  const Tensor& x = call.tensors.d_bias;
+  const auto& choices = *static_cast<const Choices*>(call.draft.choices.get());
+  const double* from = static_cast<const double*>(call.options.workspace.data) +
+                       static_cast<std::size_t>(choices.workers) * choices.doubles_per_worker;
+  const std::int64_t count = core::elements(choices.d_bias).value;
+  for (std::int64_t flat = 0; flat < count; ++flat) {
+    std::int64_t rest = flat;
+    std::int64_t at = 0;
+    for (std::size_t axis = kMaxRank; axis-- > 0; rest /= x.shape[axis]) {
+      at += rest % x.shape[axis] * x.stride[axis];
+    }
+    core::store_element(x.data, x.dtype, at, from[flat]);
+  }
+}
+
 Status run_backward(const core::BackwardCall& call) {
   if (call.tensors.d_sinks.present()) sink_gradients(call.resolved, call.tensors);
-  return run(call, [&](const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
-                       const RowsDone& done) {
+  const Status status = run(call, [&](const core::Sequence& sequence, std::int64_t head_k,
+                                      const Scratch& scratch, const RowsDone& done) {
     backward(call.resolved, call.tensors, sequence, head_k, scratch, done);
   });
+  if (status.ok()) store_bias_gradient(call);
+  return status;
 }
 
 }  // namespace

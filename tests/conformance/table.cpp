@@ -99,6 +99,11 @@ Case random_case(const Menu& menu, std::uint64_t n) {
   c.options = random_options(random, std::max(c.s_q, c.s_k));
   if (random.chance(0.25)) c.alibi_rank = static_cast<int>(random.integer(1, 2));
   c.d_lse = random.chance(0.3);
+  for (Case::Pairs* pairs : {&c.bias, &c.visible}) {
+    *pairs = {random.chance(0.25), random.chance(0.5), random.chance(0.5), random.chance(0.6)};
+  }
+  c.data.bias_std = random.pick({0.3, 1.0, 5.0});
+  c.data.hidden = random.pick({0.0, 0.3, 0.97});
   c.sinks = random.chance(0.25);
   if (!menu.varlen && random.chance(0.25)) {
     for (std::int64_t each = 0; each < c.b; ++each)

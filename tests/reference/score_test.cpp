@@ -91,6 +91,102 @@ TEST(ReferenceSinks, GradientVarlen) {
   check_by_differences(c);
 }
 
+TEST(ReferencePairs, BiasAfterSoftcapThenMaskByHand) {
+  Case c = float64_case();
+  c.s_q = 1;
+  c.s_k = 4;
+  c.d_qk = c.d_v = 1;
+  c.options.score.scale = 3.0;  // not of the bias
+  c.options.score.softcap = 2.0;
+  c.bias = c.visible = {.present = true};
+  Instance x(c);
+  x.q.fill(0.5);
+  x.k.fill({1.0, -1.0, 9.0, 9.0});
+  x.v.fill({1.0, 2.0, 1e9, 1e9});
+  x.d_o.fill(1.0);
+  x.bias.fill({0.25, 4.0, -kInfinity, 7.0});
+  x.visible.fill({1.0, 255.0, 1.0, 0.0});
+  const Results r = x.reference_forward();
+  const double a = std::exp(2.0 * std::tanh(1.5 / 2.0) + 0.25);
+  const double b = std::exp(2.0 * std::tanh(-1.5 / 2.0) + 4.0);
+  EXPECT_NEAR(r.lse.at({0, 0, 0}), std::log(a + b), 1e-15);
+  EXPECT_NEAR(r.o.at({0, 0, 0, 0}), (a + 2.0 * b) / (a + b), 1e-15);
+  const Gradients g = x.reference_backward(r);
+  const double p = a / (a + b);
+  EXPECT_NEAR(g.d_bias.at({0, 0, 0, 0}), p * (1.0 - r.o.at({0, 0, 0, 0})), 1e-15);
+  EXPECT_EQ(g.d_bias.at({0, 0, 0, 2}), 0.0);
+  EXPECT_EQ(g.d_bias.at({0, 0, 0, 3}), 0.0);
+}
+
+TEST(ReferencePairs, EveryBroadcastIsTheExpandedTensor) {
+  for (int axes = 0; axes < 8; ++axes) {
+    Case c = float64_case();
+    c.b = 2;
+    c.h_k = 2;
+    c.group = 2;
+    c.s_q = 3;
+    c.s_k = 5;
+    c.bias = {.present = true, .b = axes % 2 == 1, .h = axes / 2 % 2 == 1, .s = axes / 4 == 1};
+    c.visible = c.bias;
+    const Instance x(c);
+    c.bias = c.visible = {.present = true};
+    Instance whole(c);
+    const auto expand = [](Buffer& to, const Buffer& from) {
+      const auto& shape = from.spec().shape;
+      to.for_each([&](const auto& i, std::int64_t) {
+        to.set(i, from.at({i[0] % shape[0], i[1] % shape[1], i[2] % shape[2], i[3]}));
+      });
+      to.freeze();
+    };
+    expand(whole.bias, x.bias);
+    expand(whole.visible, x.visible);
+    for (auto [to, from] :
+         {std::pair{&whole.q, &x.q}, {&whole.k, &x.k}, {&whole.v, &x.v}, {&whole.d_o, &x.d_o}}) {
+      to->fill(from->values());
+    }
+    const Results r = x.reference_forward();
+    const Results s = whole.reference_forward();
+    EXPECT_EQ(r.o.values(), s.o.values());
+    const Gradients g = x.reference_backward(r);
+    const Gradients h = whole.reference_backward(s);
+    EXPECT_EQ(g.dq.values(), h.dq.values());
+    g.d_bias.for_each([&](const auto& i, std::int64_t) {
+      const auto& n = g.d_bias.spec().shape;
+      double sum = 0.0;
+      h.d_bias.for_each([&](const auto& k, std::int64_t) {
+        if (k[0] % n[0] == i[0] && k[1] % n[1] == i[1] && k[2] % n[2] == i[2] && k[3] == i[3]) {
+          sum += h.d_bias.at(k);
+        }
+      });
+      EXPECT_NEAR(g.d_bias.at(i), sum, 1e-14);
+    });
+  }
+}
+
+TEST(ReferencePairs, Gradient) {
+  Case c = small_case(14);
+  c.b = 2;
+  c.h_k = 1;
+  c.group = 2;
+  c.bias = {.present = true, .b = false};
+  c.visible = {.present = true, .h = false};
+  c.d_lse = true;
+  c.sinks = true;
+  c.options.score.softcap = 1.5;
+  check_by_differences(c);
+  c.bias = {.present = true, .h = false, .s = false};
+  check_by_differences(c);
+}
+
+TEST(ReferencePairs, GradientVarlen) {
+  Case c = small_case(15);
+  c.lens_q = {2, 0, 3};
+  c.lens_k = {3, 2, 1};
+  c.bias = {.present = true, .b = false};
+  c.options.mask.causal = true;
+  check_by_differences(c);
+}
+
 TEST(ReferenceKeyLengths, AreTheLengthsOfShorterTensors) {
   Case c = float64_case();
   c.b = 3;

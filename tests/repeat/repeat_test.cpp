@@ -13,14 +13,15 @@ namespace abacist::testing {
 namespace {
 
 struct Bits {
-  std::vector<std::byte> o, lse, dq, dk, dv;
+  std::vector<std::byte> o, lse, dq, dk, dv, d_bias, d_sinks;
   bool operator==(const Bits&) const = default;
 };
 
 Bits bits_of(const Both& both) {
-  return {both.results.o.element_bytes(), both.results.lse.element_bytes(),
-          both.gradients.dq.element_bytes(), both.gradients.dk.element_bytes(),
-          both.gradients.dv.element_bytes()};
+  return {both.results.o.element_bytes(),        both.results.lse.element_bytes(),
+          both.gradients.dq.element_bytes(),     both.gradients.dk.element_bytes(),
+          both.gradients.dv.element_bytes(),     both.gradients.d_bias.element_bytes(),
+          both.gradients.d_sinks.element_bytes()};
 }
 
 Bits run(const Instance& x, int threads) {
@@ -33,6 +34,8 @@ void expect_equal(const Bits& a, const Bits& b, const std::string& what) {
   EXPECT_EQ(a.dq, b.dq) << "dQ, " << what;
   EXPECT_EQ(a.dk, b.dk) << "dK, " << what;
   EXPECT_EQ(a.dv, b.dv) << "dV, " << what;
+  EXPECT_EQ(a.d_bias, b.d_bias) << "dBias, " << what;
+  EXPECT_EQ(a.d_sinks, b.d_sinks) << "dSinks, " << what;
 }
 
 std::vector<std::pair<const char*, Case>> cases() {
@@ -50,11 +53,19 @@ std::vector<std::pair<const char*, Case>> cases() {
   Case split_varlen{.d_qk = 16, .d_v = 16};
   split_varlen.lens_q = {2, 1};
   split_varlen.lens_k = {10 * s, 3};
-  return {{"dense", dense},
-          {"one head", one_head},
-          {"decode", decode},
-          {"varlen", varlen},
-          {"split varlen", split_varlen}};
+  // Gradients that heads, sequences and rows add to: items of several threads take turns.
+  Case shared_bias{.b = 3, .h_k = 2, .group = 2, .s_q = s / 2, .s_k = s, .d_qk = 16, .d_v = 16};
+  shared_bias.bias = {.present = true, .b = false, .h = false};
+  shared_bias.sinks = true;
+  Case row_bias = shared_bias;
+  row_bias.bias = {.present = true, .b = false, .h = true, .s = false};
+  Case varlen_bias = varlen;
+  varlen_bias.bias = shared_bias.bias;
+  varlen_bias.sinks = true;
+  return {{"dense", dense},       {"shared bias", shared_bias},
+          {"row bias", row_bias}, {"varlen bias", varlen_bias},
+          {"one head", one_head}, {"decode", decode},
+          {"varlen", varlen},     {"split varlen", split_varlen}};
 }
 
 TEST(Repeat, SameBitsForEveryThreadCountAndRun) {

@@ -260,6 +260,18 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
   gradient("dk", actual.dk, oracle.dk, plain.dk, column_terms, largest_of(instance.q.values()));
   gradient("dv", actual.dv, oracle.dv, plain.dv, column_terms, 0.0);
   check_empty_rows(c, actual.dq, expected.oracle.lse, "dq", who);
+  if (c.bias.present) {
+    // Terms behind an element: one of each row, head and sequence that it stands for.
+    const auto& shape = actual.d_bias.spec().shape;
+    const std::int64_t terms =
+        (shape[0] == 1 ? c.sequences() : 1) * (shape[1] == 1 ? c.h_q() : 1) *
+        (shape[2] == 1 ? (c.varlen() ? c.options.max_lengths.s_q : c.s_q) : 1);
+    const double growth = std::sqrt(static_cast<double>(terms));
+    const double exact = c.dtype == DType::f32 ? 1.0 + scores : 1.0;
+    const Sizes sizes{c.d_qk + c.d_v + terms, scores, plain.d_bias_size * exact * growth,
+                      plain.d_bias_size * exact * static_cast<double>(terms), true};
+    check_tensor("d_bias", c, actual.d_bias, oracle.d_bias, plain.d_bias, sizes, who);
+  }
   if (!c.sinks) return;
   const auto all_rows = static_cast<double>(c.total_q());
   const double exact = c.dtype == DType::f32 ? 1.0 + scores : 1.0;

@@ -19,6 +19,9 @@
 //     dP - D can cancel to nothing (a row that sees one key), the rounding errors of its parts do
 //     not.
 //
+//   dBias       2 u G more, G = max p (sum |dO_e v_e| + sum |dO_e o_e|) times sqrt(n) (f32: times
+//               1 + S) for a sum of n pairs, for the same reason.
+//
 //   dSink       2 u G more, G = max p_sink (sum |dO_e o_e| + |dLSE|) times sqrt(rows) (f32: times
 //               1 + S): rows of either sign cancel, their rounding errors do not.
 //
@@ -59,6 +62,7 @@ constexpr double unit_roundoff(DType dtype) {
       return 0x1p-53;
     case DType::f32:
     case DType::i32:
+    case DType::u8:
       break;
   }
   return kFloatRoundoff;

@@ -31,6 +31,18 @@ std::vector<std::int64_t> lse_shape(const Case& c) {
   return {c.b, c.h_q(), c.s_q};
 }
 
+std::vector<std::int64_t> pair_shape(const Case& c, const Case::Pairs& x) {
+  const std::int64_t s_q = c.varlen() ? longest(c.lens_q) : c.s_q;
+  const std::int64_t s_k = c.varlen() ? longest(c.lens_k) : c.s_k;
+  return {x.b ? c.sequences() : 1, x.h ? c.h_q() : 1, x.s ? s_q : 1, s_k};
+}
+
+std::string text_of(const char* name, const Case::Pairs& x) {
+  if (!x.present) return "";
+  return std::string(" ") + name + " [" + (x.b ? "b, " : "1, ") + (x.h ? "h, " : "1, ") +
+         (x.s ? "s, s]" : "1, s]");
+}
+
 Buffer cumulative(const std::vector<std::int64_t>& lens) {
   Buffer cu(DType::i32, {static_cast<std::int64_t>(lens.size()) + 1});
   double total = 0.0;
@@ -125,6 +137,7 @@ std::string Case::text() const {
   if (options.score.scale) text << " scale " << *options.score.scale;
   if (options.score.softcap > 0) text << " softcap " << options.score.softcap;
   if (alibi_rank > 0) text << " alibi rank " << alibi_rank;
+  text << text_of("bias", bias) << text_of("visible", visible);
   if (sinks) text << " sinks";
   if (!key_lengths.empty()) text << " key lengths " << join(key_lengths);
   text << (d_lse ? " d_lse" : "") << (layout.random ? " random layout" : "") << " std "
@@ -156,6 +169,19 @@ Instance::Instance(const Case& problem) : c(problem) {
     slopes = c.alibi_rank == 1 ? Buffer(DType::f32, {c.h_q()}, in, s + 6)
                                : Buffer(DType::f32, {c.sequences(), c.h_q()}, in, s + 6);
     slopes.fill([&] { return std::exp2(-8.0 * random.uniform()); });
+  }
+  if (c.bias.present) {
+    bias = Buffer(c.dtype, pair_shape(c, c.bias), in, s + 14);
+    bias.fill([&] {
+      if (random.chance(c.data.hidden / 2)) return -std::numeric_limits<double>::infinity();
+      return c.data.bias_std * random.normal();
+    });
+  }
+  if (c.visible.present) {
+    visible = Buffer(DType::u8, pair_shape(c, c.visible), in, s + 15);
+    visible.fill([&] {
+      return random.chance(c.data.hidden) ? 0.0 : random.pick({1.0, 2.0, 255.0});
+    });
   }
   if (c.sinks) {
     sinks = Buffer(c.dtype == DType::f64 ? c.dtype : DType::f32, {c.h_q()}, in, s + 12);
@@ -190,7 +216,10 @@ Gradients Instance::make_gradients(DType dtype, Layout layout) const {
           Buffer(dtype, row_shape(c, true, c.d_qk), layout, s + 10),
           Buffer(dtype, row_shape(c, true, c.d_v), layout, s + 11),
           c.sinks ? Buffer(dtype == DType::f64 ? dtype : DType::f32, {c.h_q()}, layout, s + 13)
-                  : Buffer()};
+                  : Buffer(),
+          c.bias.present ? Buffer(dtype == DType::f64 ? dtype : DType::f32, pair_shape(c, c.bias),
+                                  layout, s + 15)
+                         : Buffer()};
 }
 
 ForwardTensors Instance::tensors(Results& results) const {
@@ -203,7 +232,9 @@ ForwardTensors Instance::tensors(Results& results) const {
           .cu_seqlens_q = cu_q.in(),
           .cu_seqlens_k = cu_k.in(),
           .sinks = sinks.in(),
-          .key_lengths = key_lengths.in()};
+          .key_lengths = key_lengths.in(),
+          .bias = bias.in(),
+          .visible = visible.in()};
 }
 
 BackwardTensors Instance::tensors(const Results& results, Gradients& gradients) const {
@@ -222,7 +253,10 @@ BackwardTensors Instance::tensors(const Results& results, Gradients& gradients) 
           .cu_seqlens_k = cu_k.in(),
           .sinks = sinks.in(),
           .key_lengths = key_lengths.in(),
-          .d_sinks = gradients.d_sinks.out()};
+          .d_sinks = gradients.d_sinks.out(),
+          .bias = bias.in(),
+          .visible = visible.in(),
+          .d_bias = gradients.d_bias.out()};
 }
 
 void Instance::forward(Results& results, const PlanOptions& plan_options) const {
@@ -243,6 +277,7 @@ void Instance::backward(const Results& results, Gradients& gradients,
   expect_intact("dk", gradients.dk, true);
   expect_intact("dv", gradients.dv, true);
   expect_intact("d_sinks", gradients.d_sinks, true);
+  expect_intact("d_bias", gradients.d_bias, true);
   expect_intact("q", q, false);
   expect_intact("k", k, false);
   expect_intact("v", v, false);

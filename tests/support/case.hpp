@@ -15,6 +15,8 @@ struct Data {
   double query_key_std = 1.0;  ///< standard deviation of Q and K
   double v_mean = 0.0;
   double v_std = 1.0;
+  double bias_std = 1.0;
+  double hidden = 0.3;  ///< share of the pairs that a boolean mask hides; a bias half of that
 };
 
 /// A problem in plain numbers. Dense unless lens_q is given.
@@ -29,6 +31,11 @@ struct Case {
   Options options{};
   int alibi_rank = 0;  ///< 0: no slopes, 1: [h_q], 2: [b, h_q]
   bool d_lse = false;
+  /// A bias or boolean mask [b|1, h_q|1, s_q|1, s_k]: which of the first three axes are whole.
+  struct Pairs {
+    bool present = false, b = true, h = true, s = true;
+  };
+  Pairs bias{}, visible{};
   bool sinks = false;                       ///< a logit per head, and its gradient
   std::vector<std::int64_t> key_lengths{};  ///< dense: keys of each sequence, at most s_k
   Layout layout{};
@@ -49,7 +56,7 @@ struct Results {
   Buffer o, lse;
 };
 struct Gradients {
-  Buffer dq, dk, dv, d_sinks;
+  Buffer dq, dk, dv, d_sinks, d_bias;
 };
 
 struct Both {
@@ -62,7 +69,7 @@ struct Instance {
   explicit Instance(const Case& c);
 
   Case c;
-  Buffer q, k, v, slopes, sinks, d_o, d_lse, cu_q, cu_k, key_lengths;
+  Buffer q, k, v, slopes, bias, visible, sinks, d_o, d_lse, cu_q, cu_k, key_lengths;
 
   /// NaN-filled buffers to write to; `dtype` f64 for the oracle.
   Results make_results(DType o_dtype, DType lse_dtype = DType::f32, Layout layout = {}) const;

@@ -101,7 +101,9 @@ class PlainRun {
         k_(floats(x_.k)),
         v_(floats(x_.v)),
         slopes_(floats(x_.slopes)),
-        sinks_(floats(x_.sinks)) {
+        sinks_(floats(x_.sinks)),
+        bias_(floats(x_.bias)),
+        visible_(floats(x_.visible)) {
     constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
     o_.assign(static_cast<std::size_t>(c_.total_q() * c_.h_q() * c_.d_v), kNan);
     lse_.assign(static_cast<std::size_t>(c_.total_q() * c_.h_q()), kNan);
@@ -113,6 +115,7 @@ class PlainRun {
     dk_.assign(k_.size(), 0.0f);
     dv_.assign(v_.size(), 0.0f);
     d_sinks_.assign(sinks_.size(), 0.0);
+    d_bias_.assign(bias_.size(), 0.0f);
   }
 
   Plain run() {
@@ -138,6 +141,8 @@ class PlainRun {
       result.dk = rounded(dk_, c_.grad_dtype);
       result.dv = rounded(dv_, c_.grad_dtype);
       result.d_sinks = d_sinks_;
+      result.d_bias = rounded(d_bias_, DType::f32);
+      result.d_bias_size = d_bias_size_;
       result.d_sink_size = d_sink_size_;
     }
     return result;
@@ -147,6 +152,28 @@ class PlainRun {
   struct Score {
     float value;
     float slope;
+  };
+
+  /// Who sees whom in one head of one sequence, and what is added to a score.
+  struct Pairs {
+    const PlainRun& run;
+    reference::Visibility interval;
+    std::int64_t sequence, head;
+
+    /// Position of (i, j) in a row-major bias or mask.
+    std::size_t at(const Case::Pairs& x, const Buffer& of, std::int64_t i, std::int64_t j) const {
+      const auto& shape = of.spec().shape;
+      const std::int64_t row = ((x.b ? sequence : 0) * shape[1] + (x.h ? head : 0)) * shape[2];
+      return static_cast<std::size_t>((row + (x.s ? i : 0)) * shape[3] + j);
+    }
+    float bias(std::int64_t i, std::int64_t j) const {
+      return run.bias_.empty() ? 0.0f : run.bias_[at(run.c_.bias, run.x_.bias, i, j)];
+    }
+    bool sees(std::int64_t i, std::int64_t j) const {
+      if (!interval.sees(i, j) || bias(i, j) == kNoSink) return false;
+      return run.visible_.empty() || run.visible_[at(run.c_.visible, run.x_.visible, i, j)] != 0.0f;
+    }
+    std::int64_t distance(std::int64_t i, std::int64_t j) const { return interval.distance(i, j); }
   };
 
   Score score(const float* q, const float* k, float slope, std::int64_t distance) const {
@@ -161,7 +188,7 @@ class PlainRun {
 
   void sequence_head(std::int64_t n, std::int64_t head, std::int64_t first_q, std::int64_t first_k,
                      std::int64_t len_q, std::int64_t len_k) {
-    const reference::Visibility visible(c_.options.mask, len_q, len_k);
+    const Pairs visible{*this, {c_.options.mask, len_q, len_k}, n, head};
     float slope = 0.0f;
     if (c_.alibi_rank > 0) {
       slope = slopes_[static_cast<std::size_t>((c_.alibi_rank == 2 ? n * c_.h_q() : 0) + head)];
@@ -181,8 +208,10 @@ class PlainRun {
         const std::int64_t distance = visible.distance(i, j);
         Score& s = scores[static_cast<std::size_t>(j)];
         s = score(q, k, slope, distance);
+        s.value += visible.bias(i, j);
         maximum = std::max(maximum, s.value);
-        const float bias = slope * std::fabs(static_cast<float>(distance));
+        const float bias =
+            slope * std::fabs(static_cast<float>(distance)) + std::fabs(visible.bias(i, j));
         size = std::max(
             size, static_cast<double>(std::fabs(scale_) * absolute_dot(q, k, c_.d_qk) + bias));
       }
@@ -194,7 +223,7 @@ class PlainRun {
     }
   }
 
-  void softmax_row(const reference::Visibility& visible, std::int64_t i, std::int64_t len_k,
+  void softmax_row(const Pairs& visible, std::int64_t i, std::int64_t len_k,
                    const std::vector<Score>& scores, float maximum, float sink, std::int64_t row,
                    std::int64_t first_k, std::int64_t head, std::size_t lse_at) {
     float* const o = o_.data() + (row * c_.h_q() + head) * c_.d_v;
@@ -221,7 +250,7 @@ class PlainRun {
     });
   }
 
-  void backward_row(const reference::Visibility& visible, std::int64_t i, std::int64_t len_k,
+  void backward_row(const Pairs& visible, std::int64_t i, std::int64_t len_k,
                     const std::vector<Score>& scores, std::int64_t row, std::int64_t first_k,
                     std::int64_t head, std::size_t lse_at) {
     const float* const q = q_.data() + (row * c_.h_q() + head) * c_.d_qk;
@@ -251,7 +280,13 @@ class PlainRun {
         const float size = std::fabs(scale_) * (absolute_dot(d_o, v, c_.d_v) + d_size);
         ds_size_ = std::max(ds_size_, p * size);
         ds_row_size_ = std::max(ds_row_size_, size);
-        const float ds = rounded(p * (dp - d_row) * s.slope, c_.dtype);
+        const float d_score = p * (dp - d_row);
+        if (!d_bias_.empty()) {
+          d_bias_[visible.at(c_.bias, x_.bias, i, j)] += d_score;
+          const float size_of_pair = p * (absolute_dot(d_o, v, c_.d_v) + d_size);
+          d_bias_size_ = std::max(d_bias_size_, size_of_pair);
+        }
+        const float ds = rounded(d_score * s.slope, c_.dtype);
         add_scaled(part.data(), ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
         add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);
         add_scaled(dv_.data() + at * c_.d_v, rounded(p, c_.dtype), d_o, c_.d_v);
@@ -271,10 +306,12 @@ class PlainRun {
   const Case& c_;
   bool backward_;
   float scale_, cap_;
-  Floats q_, k_, v_, slopes_, sinks_, d_o_, d_lse_;
+  Floats q_, k_, v_, slopes_, sinks_, bias_, visible_, d_o_, d_lse_;
   Floats o_, lse_, dq_, dk_, dv_;
   std::vector<double> size_;
   std::vector<double> d_sinks_;
+  Floats d_bias_;
+  float d_bias_size_ = 0.0f;
   float d_sink_size_ = 0.0f;
   float ds_size_ = 0.0f;
   float ds_row_size_ = 0.0f;

@@ -21,7 +21,9 @@ struct Plain {
   double ds_size = 0.0;
   double ds_row_size = 0.0;     ///< the same without p, whose sum over a row is 1
   std::vector<double> d_sinks;  ///< [h_q]
-  double d_sink_size = 0.0;     ///< the largest p_sink (sum |dO_e o_e| + |dLSE|) of a row
+  std::vector<double> d_bias;
+  double d_bias_size = 0.0;  ///< the largest p (sum |dO_e v_e| + sum |dO_e o_e|) of a pair
+  double d_sink_size = 0.0;  ///< the largest p_sink (sum |dO_e o_e| + |dLSE|) of a row
 };
 
 Plain compute_plain(const Instance& instance, bool with_gradients);

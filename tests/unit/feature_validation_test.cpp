@@ -76,6 +76,80 @@ TEST(FeatureValidation, KeyLengths) {
       [](Good& g) { g.forward.key_lengths = g.forward.cu_seqlens_k; }, &varlen);
 }
 
+Case case_with_pairs() {
+  Case c = case_with_sinks();
+  c.bias = {.present = true, .h = false};
+  c.visible = {.present = true, .b = false, .s = false};
+  return c;
+}
+
+TEST(FeatureValidation, BiasAndMask) {
+  const Case c = case_with_pairs();
+  Good good(c);
+  EXPECT_TRUE(forward(good.forward, good.options).ok());
+  EXPECT_TRUE(backward(good.backward, good.options).ok());
+  const char* const shapes = "must be [b|1, h_q|1, s_q|1, s_k] of [2, 4, 4, 5]";
+  expect_forward_error(
+      "bias", shapes, [](Good& g) { g.forward.bias.shape[1] = 2; }, &c);
+  expect_forward_error(
+      "bias", shapes, [](Good& g) { g.forward.bias.shape[3] = 1; }, &c);
+  expect_forward_error(
+      "bias", shapes, [](Good& g) { g.forward.bias.rank = 3; }, &c);
+  expect_forward_error(
+      "visible", shapes, [](Good& g) { g.forward.visible.shape[0] = 3; }, &c);
+  expect_forward_error(
+      "bias", "dtype is u8", [](Good& g) { g.forward.bias.dtype = DType::u8; }, &c);
+  expect_forward_error(
+      "visible", "must be u8", [](Good& g) { g.forward.visible.dtype = DType::i32; }, &c);
+  expect_forward_error(
+      "q", "dtype is u8", [](Good& g) { g.forward.q.dtype = DType::u8; }, &c);
+  expect_forward_error(
+      "visible", "data is null", [](Good& g) { g.forward.visible.data = nullptr; }, &c);
+  expect_backward_error(
+      "d_bias", "without bias", [](Good& g) { g.backward.bias = {}; }, &c);
+  expect_backward_error(
+      "d_bias", "the shape of bias", [](Good& g) { g.backward.d_bias.shape[0] = 1; }, &c);
+  expect_backward_error(
+      "d_bias", "write an element twice", [](Good& g) { g.backward.d_bias.stride[3] = 0; }, &c);
+  expect_backward_error(
+      "d_bias", "overlaps bias",
+      [](Good& g) { g.backward.d_bias.data = const_cast<void*>(g.backward.bias.data); }, &c);
+}
+
+TEST(FeatureValidation, PairsOfVarlenProblemsAreAsLongAsTheLongestSequence) {
+  Case c = varlen_case();
+  c.bias = {.present = true};
+  Good good(c);
+  EXPECT_TRUE(forward(good.forward, good.options).ok());
+  expect_forward_error(
+      "bias", "of [3, 4, 5, 4]", [](Good& g) { g.options.max_lengths.s_q = 5; }, &c);
+}
+
+TEST(FeatureValidation, CpuBackendDeclinesOtherTypesOfBias) {
+  Good good(case_with_pairs());
+  good.forward.bias.dtype = DType::f16;
+  const Status s = forward(good.forward, good.options, {.backend = Backend::cpu});
+  ASSERT_FALSE(s.ok());
+  EXPECT_EQ(s.error().code, ErrorCode::unsupported);
+  EXPECT_NE(s.error().message.find("bias is f16; must be f32 like q, or f32"), std::string::npos)
+      << s.error().message;
+}
+
+TEST(FeatureValidation, FiguresOfMasksByDataAreUpperBounds) {
+  Good good(case_with_pairs());
+  for (const Backend backend : {Backend::cpu, Backend::reference}) {
+    const auto p = plan(make_problem(good.forward, good.options), {.backend = backend});
+    ASSERT_TRUE(p.ok());
+    EXPECT_FALSE(p->info().visible_pairs.exact);
+    EXPECT_FALSE(p->info().flops.exact);
+  }
+  Good plain(case_with_sinks());
+  const auto bytes = [](const ForwardTensors& t) {
+    return plan(make_problem(t), {.backend = Backend::cpu})->info().slow_memory_bytes.value;
+  };
+  EXPECT_GE(bytes(good.forward), bytes(plain.forward) + 2 * 4 * 5 * 4 + 4 * 5);
+}
+
 TEST(FeatureValidation, MergeOfSinks) {
   Buffer o(DType::f32, {1, 2, 3, 4});
   Buffer lse(DType::f32, {1, 3, 2});

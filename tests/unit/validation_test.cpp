@@ -350,7 +350,7 @@ TEST(Validation, ValuesThatNoEnumHas) {
   expect_forward_error("mask.align", "is 9",
                        [](Good& g) { g.options.mask.align = static_cast<Align>(9); });
   expect_forward_error("k", "dtype is 77", [](Good& g) { g.forward.k.dtype = DType{77}; });
-  expect_backward_error("dv", "dtype is 5", [](Good& g) { g.backward.dv.dtype = DType{5}; });
+  expect_backward_error("dv", "dtype is 6", [](Good& g) { g.backward.dv.dtype = DType{6}; });
   const Good good;
   Problem problem = make_problem(good.forward, good.options);
   problem.pass = static_cast<Pass>(7);

@@ -30,6 +30,7 @@
 #include <thread>
 
 #include "cpu/simd/gemm-inl.h"
+#include "cpu/simd/gradients-inl.h"
 #include "cpu/simd/kernels.hpp"
 #include "cpu/simd/math-inl.h"
 #include "cpu/simd/pack-inl.h"
@@ -56,9 +57,11 @@ struct BackwardScratch {
   float* ds;         // [panels][keys][kPanel]
   float* slope;      // [keys][kPanel]: derivative of softcap
   float* staging;    // a few rows
+  float* bias_sums;  // [keys][kPanel] or [group][keys]; null unless a bias is summed over rows
   size_t bytes;
 
-  BackwardScratch(const Tiles& tiles, size_t d_qk, size_t d_v, std::byte* memory)
+  BackwardScratch(const Tiles& tiles, size_t d_qk, size_t d_v, size_t bias_sum_count,
+                  std::byte* memory)
       : keys(static_cast<size_t>(tiles.keys)),
         panels(static_cast<size_t>(tiles.rows) / kPanel),
         width_qk(hwy::RoundUpTo(d_qk, kLanes)),
@@ -78,16 +81,21 @@ struct BackwardScratch {
     ds = carver.floats(keys * rows);
     slope = carver.floats(keys * kPanel);
     staging = carver.floats(4 * hwy::RoundUpTo(std::max(d_qk, d_v), std::max(kStep, kLanes)));
+    bias_sums = bias_sum_count > 0 ? carver.floats(bias_sum_count) : nullptr;
     bytes = carver.used;
   }
 };
 
-/// P = 2^(s - lse), at most 1: the float LSE of a large score may be less than the score itself by
-/// more than exp2 can take. NaN stays NaN.
-HWY_INLINE V probability(V s, V lse) {
-  const F f;
-  const V x = hn::Sub(s, lse);
-  return exp2(f, hn::IfThenZeroElse(hn::Gt(x, hn::Zero(f)), x));
+/// Floats of the sums over rows that an item keeps for the gradient of a bias.
+inline size_t bias_sum_count(const Tiles& tiles, std::int64_t group) {
+  const size_t sums = std::max(kPanel, static_cast<size_t>(group));
+  return sums * static_cast<size_t>(tiles.keys);
+}
+
+inline BackwardScratch scratch_of(const BackwardHead& head, std::byte* memory) {
+  const bool sums = head.d_bias.data != nullptr && head.d_bias.rows_summed;
+  return {head.tiles, static_cast<size_t>(head.d_qk), static_cast<size_t>(head.d_v),
+          sums ? bias_sum_count(head.tiles, head.group) : 0, memory};
 }
 
 /// P^T of one panel over keys [range) into p, 0 where a lane does not see; with softcap, its
@@ -98,7 +106,8 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
                                           float* p) {
   const F f;
   const size_t d_qk = static_cast<size_t>(head.d_qk);
-  const bool simple = head.score.plain && range.full;
+  const bool pairs = head.score.has_pairs();
+  const bool simple = head.score.plain && range.full && !pairs;
   for (size_t j = range.first; j < range.last; j += kStep) {
     Accumulators acc;
     clear(acc);
@@ -116,6 +125,7 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
     }
   }
   if (simple) return;
+  if (pairs) return pair_probabilities(head.score, mask, k0, range, lse, p, x.slope);
   const LaneValues lanes(head.score, mask, k0);
   for (size_t v = 0; v < kVectors; ++v) {
     const LaneVectors lane(lanes, v);
@@ -142,10 +152,15 @@ HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratc
   const F f;
   const size_t d_v = static_cast<size_t>(head.d_v);
   const bool capped = head.score.softcap > 0.0f;
+  const bool pairs = head.score.has_pairs();
   for (size_t j = range.first; j < range.last; j += kStep) {
     Accumulators acc;
     clear(acc);
     multiply(x.v_groups + j * d_v, kGroup * d_v, d_o, d_v, acc);
+    if (pairs) {
+      store(acc, ds + j * kPanel);
+      continue;
+    }
 #pragma GCC unroll 3
     for (size_t v = 0; v < kVectors; ++v) {
       const V subtract = hn::Load(f, d + v * kLanes);
@@ -158,6 +173,18 @@ HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratc
       }
     }
     store(acc, ds + j * kPanel);
+  }
+  if (pairs) {
+    pair_gradients(range, d, p, ds);
+    if (head.d_bias.data != nullptr) {
+      if (head.d_bias.rows_summed) {
+        sum_bias_rows(head.d_bias, mask, x.keys, range, ds, x.bias_sums);
+      } else {
+        add_bias_rows(head.d_bias, mask, k0, range, ds);
+      }
+    }
+    if (capped) cap_gradients(range, x.slope, ds);
+    return;
   }
   if (range.full) return;
   const LaneValues lanes(head.score, mask, k0);
@@ -231,14 +258,6 @@ HWY_INLINE Operand contiguous_rows(const float* rows, size_t width) {
   return {rows, DType::f32, static_cast<std::int64_t>(width), 0, 1};
 }
 
-/// Blocks until `turn` key blocks have added their dQ to the row tile.
-inline void wait_for_turn(int& turns, int turn) {
-  const std::atomic_ref<int> done(turns);
-  for (int spins = 0; done.load(std::memory_order_acquire) != turn; ++spins) {
-    if (spins > 64) std::this_thread::yield();
-  }
-}
-
 /// One row tile against the item's keys.
 HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x,
                               std::int64_t key_block, std::int64_t row_tile) {
@@ -281,6 +300,7 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
     const std::int64_t next_end = std::max<std::int64_t>(next + std::int64_t{kPanel}, 0);
     prefetch_rows(head.q, head.group, std::max<std::int64_t>(next, 0), next_end, d_qk);
     if (range.first < range.last) {
+      if (head.score.has_pairs()) prefetch_pairs(head.score, mask, k0, range);
       pack_panel(contiguous_rows(q_rows, x.width_qk), 1, 0, kPanel, d_qk, head.score.prescale,
                  x.q + i * d_qk * kPanel);
       pack_panel(contiguous_rows(d_o_rows, x.width_v), 1, 0, kPanel, d_v, 1.0f,
@@ -297,6 +317,9 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
       std::fill(panel + j0 * kPanel, panel + first * kPanel, 0.0f);
       std::fill(panel + last * kPanel, panel + j1 * kPanel, 0.0f);
     }
+  }
+  if (head.d_bias.data != nullptr && !head.d_bias.rows_summed) {
+    end_bias_turn(head.d_bias, row_tile);
   }
   accumulate_rows(x.p, panels, panel_size, x.d_o_rows, x.width_v, j0, j1, x.dv);
   accumulate_rows(x.ds, panels, panel_size, x.q_rows, x.width_qk, j0, j1, x.dk);
@@ -319,7 +342,7 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
 void backward_item(const BackwardHead& head, std::int64_t key_block, std::byte* memory) {
   const size_t d_qk = static_cast<size_t>(head.d_qk);
   const size_t d_v = static_cast<size_t>(head.d_v);
-  const BackwardScratch x(head.tiles, d_qk, d_v, memory);
+  const BackwardScratch x = scratch_of(head, memory);
   const std::int64_t k0 = key_block * head.tiles.keys;
   const auto count =
       static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
@@ -328,9 +351,22 @@ void backward_item(const BackwardHead& head, std::int64_t key_block, std::byte* 
   pack_rows(head.v, k0, count, d_v, x.v_groups, x.staging);
   std::fill_n(x.dk, x.keys * x.width_qk, 0.0f);
   std::fill_n(x.dv, x.keys * x.width_v, 0.0f);
-  for (std::int64_t t = head.row_tiles() - 1; t >= 0; --t) {
-    const core::Interval blocks = head.key_blocks(t);
-    if (key_block >= blocks.begin && key_block < blocks.end) backward_tile(head, x, key_block, t);
+  const BiasGradient& d_bias = head.d_bias;
+  const bool by_rows = d_bias.data != nullptr && !d_bias.rows_summed;
+  if (x.bias_sums != nullptr)
+    std::fill_n(x.bias_sums, bias_sum_count(head.tiles, head.group), 0.0f);
+  for (std::int64_t t = by_rows ? d_bias.tiles - 1 : head.row_tiles() - 1; t >= 0; --t) {
+    // Every item takes every turn, so that who comes before whom does not depend on the mask.
+    if (by_rows) begin_bias_turn(d_bias, t);
+    const core::Interval blocks = t < head.row_tiles() ? head.key_blocks(t) : core::Interval{};
+    if (key_block >= blocks.begin && key_block < blocks.end) {
+      backward_tile(head, x, key_block, t);
+    } else if (by_rows) {
+      end_bias_turn(d_bias, t);
+    }
+  }
+  if (x.bias_sums != nullptr) {
+    finish_bias_rows(d_bias, head.group, k0, x.keys, count, x.bias_sums);
   }
   for (size_t j = 0; j < count; ++j) {
     const std::int64_t key = k0 + static_cast<std::int64_t>(j);
@@ -366,8 +402,7 @@ inline double sink_gradient(float sink, float lse, float d) {
 }
 
 void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte* memory) {
-  const BackwardScratch x(head.tiles, static_cast<size_t>(head.d_qk), static_cast<size_t>(head.d_v),
-                          memory);
+  const BackwardScratch x = scratch_of(head, memory);
   head.turns[row_tile] = 0;
   const std::int64_t first = row_tile * head.tiles.rows;
   const bool sees_keys = !head.key_blocks(row_tile).empty();
@@ -397,8 +432,11 @@ void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte
   }
 }
 
-size_t backward_scratch_bytes(const Tiles& tiles, std::int64_t d_qk, std::int64_t d_v) {
-  return BackwardScratch(tiles, static_cast<size_t>(d_qk), static_cast<size_t>(d_v), nullptr).bytes;
+size_t backward_scratch_bytes(const Tiles& tiles, std::int64_t d_qk, std::int64_t d_v,
+                              std::int64_t group_of_row_sums) {
+  const size_t sums = group_of_row_sums > 0 ? bias_sum_count(tiles, group_of_row_sums) : 0;
+  return BackwardScratch(tiles, static_cast<size_t>(d_qk), static_cast<size_t>(d_v), sums, nullptr)
+      .bytes;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -29,6 +29,7 @@
 #include "cpu/simd/kernels.hpp"
 #include "cpu/simd/math-inl.h"
 #include "cpu/simd/pack-inl.h"
+#include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/scores-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,6 +42,7 @@ struct ForwardScratch {
   float* q;        // [panels][d_qk][kPanel]
   float* o;        // [panels][d_v padded][kPanel]
   float* maximum;  // [panels][kPanel], base-2 units
+  float* top;      // [panels][kPanel], natural units, with bias or boolean mask only
   float* sum;      // [panels][kPanel]
   float* k;        // [keys / 4][d_qk][4]
   float* v;        // [d_v padded / 4][keys][4]
@@ -58,6 +60,7 @@ struct ForwardScratch {
     o = carver.floats(rows * d_v_padded);
     maximum = carver.floats(rows);
     sum = carver.floats(rows);
+    top = carver.floats(rows);
     k = carver.floats(keys * d_qk);
     v = carver.floats(keys * d_v_padded);
     s = carver.floats(keys * kPanel);
@@ -132,6 +135,9 @@ HWY_NOINLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_
   }
 }
 
+inline constexpr float kNone = -std::numeric_limits<float>::infinity();
+inline constexpr double kLowest = std::numeric_limits<float>::lowest();
+
 /// Maximum (base 2) and sum of a finished row, and the factor that its O has yet to take.
 struct RowState {
   double maximum, sum;
@@ -157,7 +163,8 @@ void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel
     const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
     const std::int64_t i = r / task.group;
     const std::int64_t g = r % task.group;
-    const bool empty = mask.visible(r).empty();
+    const float top = x.top[panel * kPanel + lane];
+    const bool empty = mask.visible(r).empty() || (task.score.has_pairs() && top == kNone);
     const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(g);
     const auto [maximum, sum, factor] =
         with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
@@ -172,6 +179,10 @@ void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel
     const double base2 =
         sum == 0.0 ? std::numeric_limits<double>::quiet_NaN() : maximum + std::log2(sum);
     task.lse.at(i, g) = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
+    // The maximum had no place among base-2 floats.
+    if (!empty && task.score.bias.data != nullptr && maximum == kLowest && sum != 0.0) {
+      task.lse.at(i, g) = static_cast<float>(double{top} + std::log(sum));
+    }
   }
 }
 
@@ -193,6 +204,7 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
                x.q + p * d_qk * kPanel);
     std::fill_n(x.maximum + p * kPanel, kPanel, -std::numeric_limits<float>::infinity());
     std::fill_n(x.sum + p * kPanel, kPanel, 0.0f);
+    std::fill_n(x.top + p * kPanel, kPanel, kNone);
     if (masks[p].any.empty()) continue;
     begin = std::min(begin, masks[p].any.begin);
     end = std::max(end, masks[p].any.end);
@@ -217,8 +229,11 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
       if (range.first >= range.last) continue;
       V largest[kVectors];
       V correction[kVectors];
+      if (task.score.has_pairs()) prefetch_pairs(task.score, masks[p], k0, range);
       score_products(x, x.q + p * d_qk * kPanel, d_qk, range.first, range.last, largest);
-      if (!task.score.plain || !range.full) {
+      if (task.score.has_pairs()) {
+        modify_pair_scores(task.score, masks[p], k0, range, x.s, x.top + p * kPanel, largest);
+      } else if (!task.score.plain || !range.full) {
         modify_scores(task.score, masks[p], k0, range, x.s, largest);
       }
       softmax_step(x, p, range.first, range.last, largest, correction);

@@ -44,6 +44,15 @@ struct HeadValues {
   float at(std::int64_t g) const { return data[g * stride]; }
 };
 
+/// One head group of one sequence of a bias or boolean mask: element (row i, head g, key j) lies at
+/// data[i * row + g * head + j * key], j < keys. Null data: none.
+struct PairOperand {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t row = 0, head = 0, key = 0;
+  std::int64_t keys = 0;
+};
+
 /// How scores are made from q.k, in base-2 units (times log2 e) so that exp2 serves.
 struct ScoreRule {
   /// Q is multiplied by this when it is packed; |prescale| <= 1, so it cannot overflow.
@@ -55,9 +64,13 @@ struct ScoreRule {
   /// ALiBi slopes of the group's heads, or null; -slope * |i + shift - j|.
   const float* slopes = nullptr;
   std::int64_t slopes_stride = 0;
+  PairOperand bias;     ///< added, in natural units; -inf hides
+  PairOperand visible;  ///< u8; 0 hides; may join a plain rule
 
-  /// Precondition: scale finite in float.
-  static ScoreRule make(double scale, double softcap, bool alibi);
+  bool has_pairs() const { return bias.data != nullptr || visible.data != nullptr; }
+
+  /// `added`: slopes or a bias will be. Precondition: scale finite in float.
+  static ScoreRule make(double scale, double softcap, bool added);
 };
 
 /// Panels of a tile at most: kernels keep an array of what each panel sees.
@@ -86,6 +99,19 @@ struct ForwardTask {
   Tiles tiles;
 };
 
+/// Where the gradient of a bias goes: element (row i, head g, key j) of the head group adds to
+/// data[i * row + g * head + j * key], strides being 0 along axes that are summed. Items that add
+/// to the same elements do so one after the other, in an order that the problem fixes.
+struct BiasGradient {
+  float* data = nullptr;  ///< null: not wanted
+  std::int64_t row = 0, head = 0, key = 0;
+  bool rows_summed = false;
+  /// [tiles], of this key block: who has added last; null if no other item adds to these elements.
+  std::int64_t* turns = nullptr;
+  std::int64_t tiles = 0;            ///< row tiles of the longest sequence; 1 if rows_summed
+  std::int64_t before = 0, own = 0;  ///< what `turns` holds before and after this item's addition
+};
+
 /// What all items of one key/value head of one sequence share in the backward pass. Rows are
 /// packed, r = i * group + g; a row tile is `tiles.rows` of them.
 struct BackwardHead {
@@ -93,6 +119,7 @@ struct BackwardHead {
   Output dq, dk, dv;
   RowValues lse, d_lse;  ///< d_lse: data null if absent
   HeadValues sinks;      ///< data null unless their gradient is wanted
+  BiasGradient d_bias;
   core::MaskRule rule;
   ScoreRule score;
   float scale = 1.0f;
@@ -124,7 +151,9 @@ struct Kernels {
   int key_step;    ///< keys (or head dims) that a register tile spans
   std::size_t (*forward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
   void (*forward)(const ForwardTask&, std::byte* scratch);
-  std::size_t (*backward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
+  /// `group_of_row_sums`: heads of a group if a bias gradient is summed over rows, else 0.
+  std::size_t (*backward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v,
+                                        std::int64_t group_of_row_sums);
   /// Before any item of the head: lse_base2, d and turns of one row tile; dQ = 0 if it sees no key.
   void (*backward_prepare)(const BackwardHead&, std::int64_t row_tile, std::byte* scratch);
   /// dK and dV of one key block, and its part of dQ. For each row tile it waits for its turn: dQ is

@@ -124,9 +124,11 @@ struct LaneVectors {
   }
 };
 
-/// The score chain of one vector: scale, softcap, ALiBi, and to base-2 units. `derivative` is that
-/// of softcap, 1 - tanh^2.
-HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key, V& derivative) {
+inline constexpr float kLog2E = 1.44269504f;
+
+/// The score chain of one vector: scale, softcap, ALiBi, in natural units. `derivative` is that of
+/// softcap, 1 - tanh^2.
+HWY_INLINE V chain(const ScoreRule& score, V s, const LaneVectors& lane, V key, V& derivative) {
   const F f;
   const V one = hn::Set(f, 1.0f);
   derivative = one;
@@ -139,7 +141,12 @@ HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key,
   if (score.slopes != nullptr) {
     s = hn::NegMulAdd(lane.slope, hn::Abs(hn::Sub(lane.position, key)), s);
   }
-  return hn::Mul(s, hn::Set(f, 1.44269504f));
+  return s;
+}
+
+/// The same in base-2 units.
+HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key, V& derivative) {
+  return hn::Mul(chain(score, s, lane, key, derivative), hn::Set(F(), kLog2E));
 }
 
 /// Scores of keys range of the block in place: the chain (unless plain), base-2 units, -inf where a
