@@ -46,6 +46,15 @@ struct Score {
   bool operator==(const Score&) const = default;
 };
 
+/// Dropout of probabilities: O = (M o P / (1 - p)) V, LSE stays that without. M is a pure function
+/// of (seed, sequence, query head, query, key), the same on every backend and in both passes
+/// (docs/contract.md has the bits). The sink is never dropped.
+struct Dropout {
+  double p = 0.0;  ///< in [0, 1]; 1 gives O = 0
+  std::uint64_t seed = 0;
+  bool operator==(const Dropout&) const = default;
+};
+
 /// Bounds of the lengths in a varlen problem, required there (the default 0 admits only empty
 /// sequences); ignored otherwise.
 struct MaxLengths {
@@ -59,6 +68,7 @@ struct Options {
   Mask mask{};
   Score score{};
   MaxLengths max_lengths{};
+  Dropout dropout{};
   bool operator==(const Options&) const = default;
 };
 

@@ -71,6 +71,7 @@ std::string mask_text(const Problem& problem) {
   if (problem.operands.bias.present()) add("bias");
   if (problem.operands.visible.present()) add("boolean mask");
   if (problem.operands.sinks.present()) add("sinks");
+  if (options.dropout.p != 0.0) add("dropout " + to_text(options.dropout.p));
   if (problem.operands.key_lengths.present()) add("key lengths");
   return text;
 }

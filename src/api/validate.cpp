@@ -96,9 +96,10 @@ class Validator {
   explicit Validator(const Problem& problem) : p_(problem), x_(problem.operands) {}
 
   Result<core::Resolved> run() {
-    for (auto step : {&Validator::presence, &Validator::inputs, &Validator::sequences,
-                      &Validator::derived_shapes, &Validator::key_lengths, &Validator::sinks,
-                      &Validator::pair_operands, &Validator::mask, &Validator::score}) {
+    for (auto step :
+         {&Validator::presence, &Validator::inputs, &Validator::sequences,
+          &Validator::derived_shapes, &Validator::key_lengths, &Validator::sinks,
+          &Validator::pair_operands, &Validator::mask, &Validator::score, &Validator::dropout}) {
       if (Status status = (this->*step)(); !status) return status.error();
     }
     core::Resolved resolved;
@@ -325,6 +326,12 @@ class Validator {
                                           ", must be 0 (none) or finite and positive");
     }
     return {};
+  }
+
+  Status dropout() {
+    const double p = p_.options.dropout.p;
+    if (p >= 0.0 && p <= 1.0) return {};
+    return invalid("dropout.p", "is " + core::to_text(p) + ", must be in [0, 1]");
   }
 
   const Problem& p_;

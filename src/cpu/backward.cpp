@@ -270,6 +270,7 @@ class Heads {
     h.d_lse = row_view<const float>(t.d_lse, s.index, s.first_q, q_head);
     h.rule = core::mask_rule(call_.resolved.problem.options.mask, s.len_q, s.len_k);
     h.score = score_rule(call_.resolved, ScoreOperands(t), s.index, q_head);
+    h.dropout = core::dropout_rule(call_.resolved.problem.options.dropout, g.h_q, s.index, q_head);
     h.scale = static_cast<float>(call_.resolved.scale);
     h.group = g.group;
     h.d_qk = g.d_qk;

@@ -207,6 +207,7 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   }
   task.rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
   task.score = score_rule(call.resolved, ScoreOperands(t), s.index, head);
+  task.dropout = core::dropout_rule(call.resolved.problem.options.dropout, g.h_q, s.index, head);
   task.group = g.group;
   task.d_qk = g.d_qk;
   task.d_v = g.d_v;

@@ -92,7 +92,7 @@ double attend_row(const core::Geometry& g, const ScoreRule& rule, std::int64_t i
       if (!rule.sees(i, j)) continue;
       const double weight = std::exp(x.scores[j] - maximum);
       part += weight;
-      add_scaled(x.v_part, weight, x.values + j * g.d_v, g.d_v);
+      add_scaled(x.v_part, weight * rule.kept(i, j), x.values + j * g.d_v, g.d_v);
     }
     sum += part;
     add_scaled(x.v_sum, 1.0, x.v_part, g.d_v);
@@ -196,13 +196,14 @@ void backward(const core::Resolved& resolved, const BackwardTensors& t,
         const auto [score, slope] = rule(dot(x.qk_row, key, g.d_qk), i, j);
         // At most 1: a float LSE of a huge score may be far below it.
         const double p = std::exp(std::min(score - lse, 0.0));
-        const double dp = dot(x.v_row, x.values + j * g.d_v, g.d_v);
+        const double kept = rule.kept(i, j);
+        const double dp = kept * dot(x.v_row, x.values + j * g.d_v, g.d_v);
         const double d_score = p * (dp - d_row);
         if (t.d_bias.present()) x.d_bias[d_bias.at(i, j)] += d_score;
         const double ds = d_score * slope * rule.scale();
         add_scaled(x.qk_sum, ds, key, g.d_qk);
         add_scaled(x.dk + j * g.d_qk, ds, x.qk_row, g.d_qk);
-        add_scaled(x.dv + j * g.d_v, p, x.v_row, g.d_v);
+        add_scaled(x.dv + j * g.d_v, p * kept, x.v_row, g.d_v);
       }
       dq_rows.store(t.dq.data, i, g.d_qk, x.qk_sum);
       done();

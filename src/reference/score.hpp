@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/dropout.hpp"
 #include "core/geometry.hpp"
 #include "core/numeric.hpp"
 #include "reference/visibility.hpp"
@@ -47,7 +48,9 @@ class ScoreRule {
         scale_(resolved.scale),
         cap_(resolved.problem.options.score.softcap),
         bias_(t.bias, sequence.index, head),
-        mask_(t.visible, sequence.index, head) {
+        mask_(t.visible, sequence.index, head),
+        dropout_(core::dropout_rule(resolved.problem.options.dropout, resolved.geometry.h_q,
+                                    sequence.index, head)) {
     const ConstTensor& slopes = t.alibi_slopes;
     if (!slopes.present()) return;
     const std::int64_t at = slopes.rank == 1
@@ -79,6 +82,12 @@ class ScoreRule {
     return !bias_.present() || bias_(i, j) != -std::numeric_limits<double>::infinity();
   }
 
+  /// What dropout multiplies the probability with: 0 or 1 / (1 - p).
+  double kept(std::int64_t i, std::int64_t j) const {
+    if (!dropout_.active()) return 1.0;
+    return dropout_.keeps(i, j) ? dropout_.scale : 0.0;
+  }
+
   double scale() const { return scale_; }
 
  private:
@@ -86,6 +95,7 @@ class ScoreRule {
   double scale_;
   double cap_;
   PairReader bias_, mask_;
+  core::DropoutRule dropout_;
   double slope_ = 0.0;
   bool has_slope_ = false;
 };

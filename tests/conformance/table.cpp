@@ -45,6 +45,9 @@ Options random_options(Random& random, std::int64_t s) {
     options.score.scale = random.pick({0.0, -0.3, 1.0, 0.01, 2.5, -1e-3});
   }
   if (random.chance(0.2)) options.score.softcap = random.pick({0.5, 5.0, 30.0, 1e4});
+  if (random.chance(0.2)) {
+    options.dropout = {.p = random.pick({0.1, 0.5, 0.9, 1.0}), .seed = random.bits()};
+  }
   return options;
 }
 

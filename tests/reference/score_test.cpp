@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dropout.hpp"
 #include "reference/differences.hpp"
 #include "support/case.hpp"
 
@@ -184,6 +185,45 @@ TEST(ReferencePairs, GradientVarlen) {
   c.lens_k = {3, 2, 1};
   c.bias = {.present = true, .b = false};
   c.options.mask.causal = true;
+  check_by_differences(c);
+}
+
+TEST(ReferenceDropout, ScalesWhatItKeeps) {
+  Case c = float64_case();
+  c.options.dropout = {.p = 0.25, .seed = 3};
+  const Instance x(c);
+  c.options.dropout = {};
+  Instance plain(c);
+  const Results r = x.reference_forward();
+  EXPECT_EQ(r.lse.values(), plain.reference_forward().lse.values());
+  // By hand, with the probabilities of the plain run.
+  for (std::int64_t i = 0; i < c.s_q; ++i) {
+    double o = 0.0;
+    for (std::int64_t j = 0; j < c.s_k; ++j) {
+      double product = 0.0;
+      for (std::int64_t e = 0; e < c.d_qk; ++e) {
+        product += x.q.at({0, i, 0, e}) * x.k.at({0, j, 0, e});
+      }
+      const double p = std::exp(product / 4.0 - r.lse.at({0, 0, i}));
+      if (core::dropout_rule({.p = 0.25, .seed = 3}, 1, 0, 0).keeps(i, j)) {
+        o += p / 0.75 * x.v.at({0, j, 0, 2});
+      }
+    }
+    EXPECT_NEAR(r.o.at({0, i, 0, 2}), o, 1e-14);
+  }
+}
+
+TEST(ReferenceDropout, Gradient) {
+  Case c = small_case(16);
+  c.b = 2;
+  c.group = 2;
+  c.options.dropout = {.p = 0.4, .seed = 9};
+  c.options.score.softcap = 2.0;
+  c.bias = {.present = true, .h = false};
+  c.sinks = true;
+  c.d_lse = true;
+  check_by_differences(c);
+  c.options.dropout.p = 1.0;
   check_by_differences(c);
 }
 

@@ -137,6 +137,9 @@ std::string Case::text() const {
   if (options.score.scale) text << " scale " << *options.score.scale;
   if (options.score.softcap > 0) text << " softcap " << options.score.softcap;
   if (alibi_rank > 0) text << " alibi rank " << alibi_rank;
+  if (options.dropout != Dropout{}) {
+    text << " dropout " << options.dropout.p << " seed " << options.dropout.seed;
+  }
   text << text_of("bias", bias) << text_of("visible", visible);
   if (sinks) text << " sinks";
   if (!key_lengths.empty()) text << " key lengths " << join(key_lengths);

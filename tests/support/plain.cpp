@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dropout.hpp"
 #include "reference/visibility.hpp"
 
 namespace abacist::testing {
@@ -159,6 +160,12 @@ class PlainRun {
     const PlainRun& run;
     reference::Visibility interval;
     std::int64_t sequence, head;
+    core::DropoutRule dropout;
+
+    float kept(std::int64_t i, std::int64_t j) const {
+      if (!dropout.active()) return 1.0f;
+      return dropout.keeps(i, j) ? static_cast<float>(dropout.scale) : 0.0f;
+    }
 
     /// Position of (i, j) in a row-major bias or mask.
     std::size_t at(const Case::Pairs& x, const Buffer& of, std::int64_t i, std::int64_t j) const {
@@ -188,7 +195,11 @@ class PlainRun {
 
   void sequence_head(std::int64_t n, std::int64_t head, std::int64_t first_q, std::int64_t first_k,
                      std::int64_t len_q, std::int64_t len_k) {
-    const Pairs visible{*this, {c_.options.mask, len_q, len_k}, n, head};
+    const Pairs visible{*this,
+                        {c_.options.mask, len_q, len_k},
+                        n,
+                        head,
+                        core::dropout_rule(c_.options.dropout, c_.h_q(), n, head)};
     float slope = 0.0f;
     if (c_.alibi_rank > 0) {
       slope = slopes_[static_cast<std::size_t>((c_.alibi_rank == 2 ? n * c_.h_q() : 0) + head)];
@@ -244,7 +255,8 @@ class PlainRun {
       for (std::int64_t j = first; j < last; ++j) {
         if (!visible.sees(i, j)) continue;
         const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
-        add_scaled(part.data(), rounded(p, c_.dtype), value(first_k + j, head / c_.group), c_.d_v);
+        const float weight = rounded(p, c_.dtype) * visible.kept(i, j);
+        add_scaled(part.data(), weight, value(first_k + j, head / c_.group), c_.d_v);
       }
       add_scaled(o, 1.0f, part.data(), c_.d_v);
     });
@@ -276,20 +288,22 @@ class PlainRun {
         const float p = std::exp(s.value - lse_[lse_at]);
         const std::int64_t at = (first_k + j) * c_.h_k + head / c_.group;
         const float* const v = value(first_k + j, head / c_.group);
-        const float dp = dot(d_o, v, c_.d_v);
-        const float size = std::fabs(scale_) * (absolute_dot(d_o, v, c_.d_v) + d_size);
+        const float kept = visible.kept(i, j);
+        const float dp = kept * dot(d_o, v, c_.d_v);
+        const float dp_size = kept * absolute_dot(d_o, v, c_.d_v);
+        const float size = std::fabs(scale_) * (dp_size + d_size);
         ds_size_ = std::max(ds_size_, p * size);
         ds_row_size_ = std::max(ds_row_size_, size);
         const float d_score = p * (dp - d_row);
         if (!d_bias_.empty()) {
           d_bias_[visible.at(c_.bias, x_.bias, i, j)] += d_score;
-          const float size_of_pair = p * (absolute_dot(d_o, v, c_.d_v) + d_size);
+          const float size_of_pair = p * (dp_size + d_size);
           d_bias_size_ = std::max(d_bias_size_, size_of_pair);
         }
         const float ds = rounded(d_score * s.slope, c_.dtype);
         add_scaled(part.data(), ds * scale_, key(first_k + j, head / c_.group), c_.d_qk);
         add_scaled(dk_.data() + at * c_.d_qk, ds * scale_, q, c_.d_qk);
-        add_scaled(dv_.data() + at * c_.d_v, rounded(p, c_.dtype), d_o, c_.d_v);
+        add_scaled(dv_.data() + at * c_.d_v, rounded(p, c_.dtype) * kept, d_o, c_.d_v);
       }
       add_scaled(dq, 1.0f, part.data(), c_.d_qk);
     });

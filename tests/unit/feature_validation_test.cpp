@@ -1,6 +1,8 @@
 // Argument errors of the optional parts of a problem.
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "unit/good.hpp"
 
 namespace abacist::testing {
@@ -148,6 +150,15 @@ TEST(FeatureValidation, FiguresOfMasksByDataAreUpperBounds) {
     return plan(make_problem(t), {.backend = Backend::cpu})->info().slow_memory_bytes.value;
   };
   EXPECT_GE(bytes(good.forward), bytes(plain.forward) + 2 * 4 * 5 * 4 + 4 * 5);
+}
+
+TEST(FeatureValidation, Dropout) {
+  for (const double p : {-0.1, 1.0000001, std::numeric_limits<double>::quiet_NaN()}) {
+    expect_forward_error("dropout.p", "must be in [0, 1]",
+                         [p](Good& g) { g.options.dropout.p = p; });
+    expect_backward_error("dropout.p", "must be in [0, 1]",
+                          [p](Good& g) { g.options.dropout.p = p; });
+  }
 }
 
 TEST(FeatureValidation, MergeOfSinks) {

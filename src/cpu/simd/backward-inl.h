@@ -139,7 +139,7 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
         hn::Store(derivative, f, x.slope + j * kPanel + v * kLanes);
       }
       const V e = probability(s, subtract);
-      hn::Store(range.full ? e : hn::IfThenElseZero(lane.sees(key), e), f,
+      hn::Store(range.full ? e : hn::IfThenElse(lane.sees(key), e, hn::Set(f, kHidden)), f,
                 p + j * kPanel + v * kLanes);
     }
   }
@@ -148,16 +148,17 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
 /// dS^T of one panel over keys [range) into ds.
 HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratch& x,
                                   const PanelMask& mask, std::int64_t k0, const BlockRange& range,
-                                  const float* d_o, const float* d, const float* p, float* ds) {
+                                  const float* d_o, const float* d, float* p, float* ds) {
   const F f;
   const size_t d_v = static_cast<size_t>(head.d_v);
   const bool capped = head.score.softcap > 0.0f;
-  const bool pairs = head.score.has_pairs();
+  const bool dropout = head.dropout.active();
+  const bool late = head.score.has_pairs() || dropout;
   for (size_t j = range.first; j < range.last; j += kStep) {
     Accumulators acc;
     clear(acc);
     multiply(x.v_groups + j * d_v, kGroup * d_v, d_o, d_v, acc);
-    if (pairs) {
+    if (late) {
       store(acc, ds + j * kPanel);
       continue;
     }
@@ -174,8 +175,12 @@ HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratc
     }
     store(acc, ds + j * kPanel);
   }
-  if (pairs) {
-    pair_gradients(range, d, p, ds);
+  if (late) {
+    if (dropout) {
+      drop_gradients(head.dropout, mask, k0, range, d, p, ds);
+    } else {
+      pair_gradients(range, d, p, ds);
+    }
     if (head.d_bias.data != nullptr) {
       if (head.d_bias.rows_summed) {
         sum_bias_rows(head.d_bias, mask, x.keys, range, ds, x.bias_sums);

@@ -25,6 +25,7 @@
 #include <limits>
 #include <numbers>
 
+#include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/gemm-inl.h"
 #include "cpu/simd/kernels.hpp"
 #include "cpu/simd/math-inl.h"
@@ -168,7 +169,8 @@ void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel
     const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(g);
     const auto [maximum, sum, factor] =
         with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
-    const float inverse = empty ? 0.0f : factor / static_cast<float>(sum);
+    const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
+    const float inverse = empty ? 0.0f : kept * (factor / static_cast<float>(sum));
     for (size_t c = 0; c < d_v; ++c) {
       x.staging[c] = empty ? 0.0f : o[c * kPanel + lane] * inverse;
     }
@@ -237,6 +239,7 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
         modify_scores(task.score, masks[p], k0, range, x.s, largest);
       }
       softmax_step(x, p, range.first, range.last, largest, correction);
+      if (task.dropout.active()) drop_probabilities(task.dropout, masks[p], k0, range, x.s);
       accumulate_output(x, x.o + p * d_v_padded * kPanel, d_v, static_cast<size_t>(keys),
                         range.first, range.last, fresh[p], correction);
       fresh[p] = false;

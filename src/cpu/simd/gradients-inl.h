@@ -1,5 +1,6 @@
 // The backward pass beyond plain scores: probabilities and score gradients where a bias or a
-// boolean mask takes part, and the gradient of the bias. Included once per instruction set.
+// boolean mask or dropout takes part, and the gradient of the bias. Included once per instruction
+// set.
 #if defined(ABACIST_CPU_SIMD_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ABACIST_CPU_SIMD_GRADIENTS_INL_H_
 #undef ABACIST_CPU_SIMD_GRADIENTS_INL_H_
@@ -15,6 +16,7 @@
 #include <cstdint>
 #include <thread>
 
+#include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/gemm-inl.h"
 #include "cpu/simd/kernels.hpp"
 #include "cpu/simd/math-inl.h"
@@ -186,6 +188,23 @@ HWY_NOINLINE void pair_gradients(const BlockRange& range, const float* d, const 
       hn::Store(hn::IfThenZeroElse(is_hidden(probability), value), f, ds + place);
     }
   }
+}
+
+/// The same under dropout: dP is 0 where P was dropped, else scaled. P becomes what V was
+/// multiplied with.
+HWY_NOINLINE void drop_gradients(const core::DropoutRule& rule, const PanelMask& mask,
+                                 std::int64_t k0, const BlockRange& range, const float* d,
+                                 float* HWY_RESTRICT p, float* HWY_RESTRICT ds) {
+  const F f;
+  const V scale = hn::Set(f, static_cast<float>(rule.scale));
+  for_each_kept(rule, mask, k0, range, [&](size_t v, size_t j, hn::Mask<F> kept) HWY_ATTR {
+    const size_t place = j * kPanel + v * kLanes;
+    const V probability = hn::Load(f, p + place);
+    const V dp = hn::IfThenElseZero(kept, hn::Mul(hn::Load(f, ds + place), scale));
+    const V value = hn::Mul(probability, hn::Sub(dp, hn::Load(f, d + v * kLanes)));
+    hn::Store(hn::IfThenZeroElse(is_hidden(probability), value), f, ds + place);
+    hn::Store(hn::IfThenElseZero(kept, hn::Mul(probability, scale)), f, p + place);
+  });
 }
 
 /// dS o slope, the derivative of softcap.

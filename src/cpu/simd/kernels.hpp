@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "abacist/tensor.hpp"
+#include "core/dropout.hpp"
 #include "core/mask.hpp"
 #include "cpu/simd/target.hpp"
 
@@ -88,8 +89,9 @@ struct Tiles {
 struct ForwardTask {
   Operand q, k, v;  ///< k and v: head 0 of the operand is the group's key/value head
   Output o;
-  RowOutput lse;     ///< data null: not wanted
-  HeadValues sinks;  ///< none where the keys are split: the merge adds them
+  RowOutput lse;              ///< data null: not wanted
+  HeadValues sinks;           ///< none where the keys are split: the merge adds them
+  core::DropoutRule dropout;  ///< of the group's first head
   core::MaskRule rule;
   ScoreRule score;
   std::int64_t group = 1;
@@ -120,6 +122,7 @@ struct BackwardHead {
   RowValues lse, d_lse;  ///< d_lse: data null if absent
   HeadValues sinks;      ///< data null unless their gradient is wanted
   BiasGradient d_bias;
+  core::DropoutRule dropout;  ///< of the group's first head
   core::MaskRule rule;
   ScoreRule score;
   float scale = 1.0f;
