@@ -10,8 +10,6 @@
 namespace abacist::cpu {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 512;
-
 Error unsupported(std::string argument, std::string message) {
   return {ErrorCode::unsupported, std::move(argument), std::move(message)};
 }

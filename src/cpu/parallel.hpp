@@ -2,7 +2,9 @@
 // an uninstrumented TBB gives false alarms).
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <thread>
 
 namespace abacist::cpu {
 
@@ -14,5 +16,14 @@ int default_threads();
 /// threads at the same time, and returns when all are done. Fewer threads may serve, one after
 /// another; a worker may therefore wait only for work that another worker has already started.
 void parallel_for(int workers, const std::function<void(int)>& body);
+
+/// Blocks until another worker has brought `counter` (written through atomic_ref, released) to
+/// `value`.
+inline void wait_until(int& counter, int value) {
+  const std::atomic_ref<int> done(counter);
+  for (int spins = 0; done.load(std::memory_order_acquire) != value; ++spins) {
+    if (spins > 64) std::this_thread::yield();
+  }
+}
 
 }  // namespace abacist::cpu

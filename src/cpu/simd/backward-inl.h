@@ -27,8 +27,8 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <thread>
 
+#include "cpu/parallel.hpp"
 #include "cpu/simd/gemm-inl.h"
 #include "cpu/simd/gradients-inl.h"
 #include "cpu/simd/kernels.hpp"
@@ -44,9 +44,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// Where an item's tiles lie in the thread's scratch. Widths of rows are padded to whole vectors.
 struct BackwardScratch {
   size_t keys, panels, width_qk, width_v;
-  float* k_groups;   // [keys / 4][d_qk][4]
-  float* k_columns;  // [d_qk padded / 4][keys][4]
-  float* v_groups;   // [keys / 4][d_v][4]
+  float* k;          // [chunks of d_qk][keys][kChunk]
+  float* v;          // [chunks of d_v][keys][kChunk]
   float* dk;         // [keys][width_qk]
   float* dv;         // [keys][width_v]
   float* q;          // [panels][d_qk][kPanel], prescaled
@@ -56,7 +55,7 @@ struct BackwardScratch {
   float* p;          // [panels][keys][kPanel]: scores, then probabilities
   float* ds;         // [panels][keys][kPanel]
   float* slope;      // [keys][kPanel]: derivative of softcap
-  float* staging;    // a few rows
+  float* staging;    // two rows
   float* bias_sums;  // [keys][kPanel] or [group][keys]; null unless a bias is summed over rows
   size_t bytes;
 
@@ -68,9 +67,8 @@ struct BackwardScratch {
         width_v(hwy::RoundUpTo(d_v, kLanes)) {
     const size_t rows = panels * kPanel;
     Carver carver{memory};
-    k_groups = carver.floats(keys * d_qk);
-    k_columns = carver.floats(keys * hwy::RoundUpTo(d_qk, kStep));
-    v_groups = carver.floats(keys * d_v);
+    k = carver.floats(keys * hwy::RoundUpTo(d_qk, kChunk));
+    v = carver.floats(keys * hwy::RoundUpTo(d_v, kChunk));
     dk = carver.floats(keys * width_qk);
     dv = carver.floats(keys * width_v);
     q = carver.floats(rows * d_qk);
@@ -80,7 +78,7 @@ struct BackwardScratch {
     p = carver.floats(keys * rows);
     ds = carver.floats(keys * rows);
     slope = carver.floats(keys * kPanel);
-    staging = carver.floats(4 * hwy::RoundUpTo(std::max(d_qk, d_v), std::max(kStep, kLanes)));
+    staging = carver.floats(2 * std::max(d_qk, d_v));
     bias_sums = bias_sum_count > 0 ? carver.floats(bias_sum_count) : nullptr;
     bytes = carver.used;
   }
@@ -103,15 +101,15 @@ inline BackwardScratch scratch_of(const BackwardHead& head, std::byte* memory) {
 HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const BackwardScratch& x,
                                           const PanelMask& mask, std::int64_t k0,
                                           const BlockRange& range, const float* q, const float* lse,
-                                          float* p) {
+                                          float* p, Prefetch& ahead) {
   const F f;
   const size_t d_qk = static_cast<size_t>(head.d_qk);
   const bool pairs = head.score.has_pairs();
   const bool simple = head.score.plain && range.full && !pairs;
   for (size_t j = range.first; j < range.last; j += kStep) {
+    ahead.step();
     Accumulators acc;
-    clear(acc);
-    multiply(x.k_groups + j * d_qk, kGroup * d_qk, q, d_qk, acc);
+    multiply_columns(x.k, x.keys, j, q, d_qk, acc);
     store(acc, p + j * kPanel);
     if (!simple) continue;
     // Through memory (L1): unrolled over the accumulators, 24 exp2 would not fit the registers.
@@ -148,16 +146,17 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
 /// dS^T of one panel over keys [range) into ds.
 HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratch& x,
                                   const PanelMask& mask, std::int64_t k0, const BlockRange& range,
-                                  const float* d_o, const float* d, float* p, float* ds) {
+                                  const float* d_o, const float* d, float* p, float* ds,
+                                  Prefetch& ahead) {
   const F f;
   const size_t d_v = static_cast<size_t>(head.d_v);
   const bool capped = head.score.softcap > 0.0f;
   const bool dropout = head.dropout.active();
   const bool late = head.score.has_pairs() || dropout;
   for (size_t j = range.first; j < range.last; j += kStep) {
+    ahead.step();
     Accumulators acc;
-    clear(acc);
-    multiply(x.v_groups + j * d_v, kGroup * d_v, d_o, d_v, acc);
+    multiply_columns(x.v, x.keys, j, d_o, d_v, acc);
     if (late) {
       store(acc, ds + j * kPanel);
       continue;
@@ -210,9 +209,7 @@ HWY_NOINLINE void accumulate_dq(const BackwardScratch& x, size_t d_qk, const Blo
   const size_t whole = d_qk / kStep * kStep;
   for (size_t c = 0; c < d_qk; c += kStep) {
     Accumulators acc;
-    clear(acc);
-    multiply(x.k_columns + c * x.keys + range.first * kGroup, kGroup * x.keys,
-             ds + range.first * kPanel, range.last - range.first, acc);
+    multiply_rows(x.k, x.keys, c, ds, range.first, range.last, acc);
     const size_t count = c < whole ? kStep : d_qk - whole;
     for (size_t m = 0; m < kStep; ++m) {
       if (m >= count) break;
@@ -225,25 +222,30 @@ HWY_NOINLINE void accumulate_dq(const BackwardScratch& x, size_t d_qk, const Blo
   }
 }
 
-/// scale * dQ of one panel to the caller's tensor.
-HWY_INLINE void finish_dq(const BackwardHead& head, const BackwardScratch& x, const PanelMask& mask,
-                          const float* dq_sum) {
+/// scale * dQ of one panel to the caller's tensor; scales dq_sum.
+HWY_NOINLINE void finish_dq(const BackwardHead& head, const PanelMask& mask, float* dq_sum) {
+  const F f;
   const size_t d_qk = static_cast<size_t>(head.d_qk);
-  for (size_t lane = 0; lane < mask.count; ++lane) {
+  HWY_ALIGN float live[kPanel];  // 0: the row is empty
+  for (size_t lane = 0; lane < kPanel; ++lane) {
     const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
-    const float factor = mask.visible(r).empty() ? 0.0f : head.scale;
-    for (size_t c = 0; c < d_qk; ++c) {
-      x.staging[c] = factor == 0.0f ? 0.0f : dq_sum[c * kPanel + lane] * factor;
-    }
-    store_row(x.staging, d_qk, head.dq,
-              (r / head.group) * head.dq.row + (r % head.group) * head.dq.head);
+    live[lane] = lane < mask.count && !mask.visible(r).empty() ? 1.0f : 0.0f;
   }
+  const V scale = hn::Set(f, head.scale);
+  for (size_t v = 0; v < kVectors; ++v) {
+    const auto empty = hn::Eq(hn::Load(f, live + v * kLanes), hn::Zero(f));
+    for (size_t c = 0; c < d_qk; ++c) {
+      float* place = dq_sum + c * kPanel + v * kLanes;
+      hn::Store(hn::IfThenZeroElse(empty, hn::Mul(hn::Load(f, place), scale)), f, place);
+    }
+  }
+  unpack_panel(dq_sum, d_qk, head.dq, head.group, mask.first_row, mask.count);
 }
 
 /// Rows [first, first + count) as rows of `width` floats; rows past count, rows that see no key,
 /// and the padding are zero.
-HWY_INLINE void pack_wide_rows(const Operand& x, const PanelMask& mask, size_t depth, size_t width,
-                               float* HWY_RESTRICT out) {
+HWY_NOINLINE void pack_wide_rows(const Operand& x, const PanelMask& mask, size_t depth,
+                                 size_t width, float* HWY_RESTRICT out) {
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
     for (size_t lane = 0; lane < kPanel; ++lane) {
       float* row = out + lane * width;
@@ -256,11 +258,6 @@ HWY_INLINE void pack_wide_rows(const Operand& x, const PanelMask& mask, size_t d
       std::fill(row + filled, row + width, 0.0f);
     }
   });
-}
-
-/// Rows of `width` floats as an operand.
-HWY_INLINE Operand contiguous_rows(const float* rows, size_t width) {
-  return {rows, DType::f32, static_cast<std::int64_t>(width), 0, 1};
 }
 
 /// One row tile against the item's keys.
@@ -290,6 +287,7 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
   j0 = std::min(j0, j1);  // no panel sees the block: both 0
   const float* lse = head.lse_base2 + row_tile * head.tiles.rows;
   const float* d = head.d + row_tile * head.tiles.rows;
+  float* dq_sum = head.dq_sum + row_tile * head.tiles.rows * head.d_qk;
   for (size_t i = 0; i < panels; ++i) {
     const PanelMask& mask = masks[i];
     const BlockRange& range = ranges[i];
@@ -299,21 +297,26 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
     float* d_o_rows = x.d_o_rows + i * kPanel * x.width_v;
     pack_wide_rows(head.q, mask, d_qk, x.width_qk, q_rows);
     pack_wide_rows(head.d_o, mask, d_v, x.width_v, d_o_rows);
-    // The tile that follows (tiles descend): packing it would wait for memory, 13% of the time at d
-    // 128.
-    const std::int64_t next = mask.first_row - head.tiles.rows;
-    const std::int64_t next_end = std::max<std::int64_t>(next + std::int64_t{kPanel}, 0);
-    prefetch_rows(head.q, head.group, std::max<std::int64_t>(next, 0), next_end, d_qk);
     if (range.first < range.last) {
       if (head.score.has_pairs()) prefetch_pairs(head.score, mask, k0, range);
       pack_panel(contiguous_rows(q_rows, x.width_qk), 1, 0, kPanel, d_qk, head.score.prescale,
                  x.q + i * d_qk * kPanel);
       pack_panel(contiguous_rows(d_o_rows, x.width_v), 1, 0, kPanel, d_v, 1.0f,
                  x.d_o + i * d_v * kPanel);
+      // For the tile that follows (tiles descend): packing it would wait for memory, 13% of the
+      // time at d 128. And the sums of dQ, which this tile adds to at its end.
+      Prefetch ahead;
+      const std::int64_t next = mask.first_row - head.tiles.rows;
+      const std::int64_t next_end = std::max<std::int64_t>(next + std::int64_t{kPanel}, 0);
+      const Operand sums = contiguous_rows(dq_sum + i * kPanel * d_qk, kPanel);
+      ahead.add(sums, 1, 0, head.d_qk, kPanel);
+      ahead.add(head.q, head.group, std::max<std::int64_t>(next, 0), next_end, d_qk);
+      ahead.add(head.d_o, head.group, std::max<std::int64_t>(next, 0), next_end, d_v);
+      ahead.spread(2 * (range.last - range.first) / kStep);
       recompute_probabilities(head, x, mask, k0, range, x.q + i * d_qk * kPanel, lse + i * kPanel,
-                              p);
-      prefetch_rows(head.d_o, head.group, std::max<std::int64_t>(next, 0), next_end, d_v);
-      score_gradients(head, x, mask, k0, range, x.d_o + i * d_v * kPanel, d + i * kPanel, p, ds);
+                              p, ahead);
+      score_gradients(head, x, mask, k0, range, x.d_o + i * d_v * kPanel, d + i * kPanel, p, ds,
+                      ahead);
     }
     // Keys that another panel of the tile sees and this one does not.
     for (float* panel : {p, ds}) {
@@ -331,15 +334,13 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
 
   const core::Interval blocks = head.key_blocks(row_tile);
   const auto turn = static_cast<int>(key_block - blocks.begin);
-  wait_for_turn(head.turns[row_tile], turn);
+  wait_until(head.turns[row_tile], turn);
   for (size_t i = 0; i < panels; ++i) {
-    float* dq_sum =
-        head.dq_sum +
-        (row_tile * head.tiles.rows + static_cast<std::int64_t>(i * kPanel)) * head.d_qk;
+    float* panel = dq_sum + i * kPanel * d_qk;
     if (ranges[i].first < ranges[i].last || turn == 0) {
-      accumulate_dq(x, d_qk, ranges[i], turn == 0, x.ds + i * panel_size, dq_sum);
+      accumulate_dq(x, d_qk, ranges[i], turn == 0, x.ds + i * panel_size, panel);
     }
-    if (key_block + 1 == blocks.end) finish_dq(head, x, masks[i], dq_sum);
+    if (key_block + 1 == blocks.end) finish_dq(head, masks[i], panel);
   }
   std::atomic_ref<int>(head.turns[row_tile]).store(turn + 1, std::memory_order_release);
 }
@@ -351,9 +352,8 @@ void backward_item(const BackwardHead& head, std::int64_t key_block, std::byte* 
   const std::int64_t k0 = key_block * head.tiles.keys;
   const auto count =
       static_cast<size_t>(std::min<std::int64_t>(head.tiles.keys, head.rule.len_k - k0));
-  pack_rows(head.k, k0, count, d_qk, x.k_groups, x.staging);
-  pack_columns(head.k, k0, count, d_qk, x.keys, x.k_columns, x.staging);
-  pack_rows(head.v, k0, count, d_v, x.v_groups, x.staging);
+  pack_chunks(head.k, k0, count, d_qk, x.keys, x.k);
+  pack_chunks(head.v, k0, count, d_v, x.keys, x.v);
   std::fill_n(x.dk, x.keys * x.width_qk, 0.0f);
   std::fill_n(x.dv, x.keys * x.width_v, 0.0f);
   const BiasGradient& d_bias = head.d_bias;

@@ -2,8 +2,8 @@
 // algorithm 1) with queries in the vector lanes.
 //
 // An item is a tile of query rows (heads of a group packed in) against a range of keys. Q is packed
-// once as panels [d_qk][kPanel]; the keys pass in blocks, packed as K groups [d_qk][4] and V groups
-// [keys][4], so that both products are `multiply` of gemm-inl.h:
+// once as panels [d_qk][kPanel]; the keys pass in blocks, K and V packed in chunks of 16 columns
+// for the products of gemm-inl.h:
 //   S^T[key][row] = sum_c K[key][c] Q^T[c][row],  O^T[c][row] += sum_key V^T[c][key] P^T[key][row].
 // Per panel and block: the scores with their running maximum in the epilogue, one exp2 pass, the
 // second product with the rescaling of O folded into adding the block to it. Only panels that
@@ -38,6 +38,23 @@ namespace abacist::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+/// Of a packed block: K [chunks of d_qk][keys][kChunk], then V [chunks of d_v][keys][kChunk].
+size_t packed_floats(const Tiles& tiles, std::int64_t d_qk, std::int64_t d_v) {
+  return static_cast<size_t>(tiles.keys) * (hwy::RoundUpTo(static_cast<size_t>(d_qk), kChunk) +
+                                            hwy::RoundUpTo(static_cast<size_t>(d_v), kChunk));
+}
+
+void pack_keys(const ForwardTask& task, std::int64_t block, float* packed) {
+  const size_t keys = static_cast<size_t>(task.tiles.keys);
+  const size_t d_qk = static_cast<size_t>(task.d_qk);
+  const std::int64_t k0 = block * task.tiles.keys;
+  const auto count =
+      static_cast<size_t>(std::min<std::int64_t>(task.tiles.keys, task.last_key - k0));
+  pack_chunks(task.k, k0, count, d_qk, keys, packed);
+  pack_chunks(task.v, k0, count, static_cast<size_t>(task.d_v), keys,
+              packed + keys * hwy::RoundUpTo(d_qk, kChunk));
+}
+
 /// Where an item's intermediate tiles lie in the thread's scratch.
 struct ForwardScratch {
   float* q;        // [panels][d_qk][kPanel]
@@ -45,16 +62,15 @@ struct ForwardScratch {
   float* maximum;  // [panels][kPanel], base-2 units
   float* top;      // [panels][kPanel], natural units, with bias or boolean mask only
   float* sum;      // [panels][kPanel]
-  float* k;        // [keys / 4][d_qk][4]
-  float* v;        // [d_v padded / 4][keys][4]
+  float* block;    // packed keys, unless the task brings them
   float* s;        // [keys][kPanel]: scores, then probabilities
-  float* staging;  // a few rows
+  size_t keys;
 
   size_t bytes;
 
   ForwardScratch(const Tiles& tiles, size_t d_qk, size_t d_v, std::byte* memory) {
     const size_t rows = static_cast<size_t>(tiles.rows);
-    const size_t keys = static_cast<size_t>(tiles.keys);
+    keys = static_cast<size_t>(tiles.keys);
     const size_t d_v_padded = hwy::RoundUpTo(d_v, kStep);
     Carver carver{memory};
     q = carver.floats(rows * d_qk);
@@ -62,23 +78,22 @@ struct ForwardScratch {
     maximum = carver.floats(rows);
     sum = carver.floats(rows);
     top = carver.floats(rows);
-    k = carver.floats(keys * d_qk);
-    v = carver.floats(keys * d_v_padded);
+    block = carver.floats(packed_floats(tiles, d_qk, d_v));
     s = carver.floats(keys * kPanel);
-    staging = carver.floats(4 * std::max(d_qk, d_v_padded));
     bytes = carver.used;
   }
 };
 
 /// Scores of keys [j0, j1) of the block against one panel into s, with the largest per lane.
-HWY_NOINLINE void score_products(const ForwardScratch& x, const float* q, size_t d_qk, size_t j0,
-                                 size_t j1, V (&largest)[kVectors]) {
+HWY_NOINLINE void score_products(const ForwardScratch& x, const float* k, const float* q,
+                                 size_t d_qk, size_t j0, size_t j1, Prefetch& ahead,
+                                 V (&largest)[kVectors]) {
   const F f;
   for (V& value : largest) value = hn::Set(f, -std::numeric_limits<float>::infinity());
   for (size_t j = j0; j < j1; j += kStep) {
+    ahead.step();
     Accumulators acc;
-    clear(acc);
-    multiply(x.k + j * d_qk, kGroup * d_qk, q, d_qk, acc);
+    multiply_columns(k, x.keys, j, q, d_qk, acc);
     store(acc, x.s + j * kPanel);
     for (size_t m = 0; m < kStep; ++m) {
       for (size_t v = 0; v < kVectors; ++v) largest[v] = hn::Max(largest[v], acc.c[m][v]);
@@ -115,20 +130,20 @@ HWY_NOINLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0,
 }
 
 /// O^T of a panel: rescaled (or started, if fresh), plus V^T P^T over keys [j0, j1) of the block.
-HWY_NOINLINE void accumulate_output(const ForwardScratch& x, float* o, size_t d_v, size_t keys,
+HWY_NOINLINE void accumulate_output(const ForwardScratch& x, const float* v, float* o, size_t d_v,
                                     size_t j0, size_t j1, bool fresh,
-                                    const V (&correction)[kVectors]) {
+                                    const V (&correction)[kVectors], Prefetch& ahead) {
   const F f;
   for (size_t c = 0; c < d_v; c += kStep) {
+    ahead.step();
     Accumulators acc;
     float* tile = o + c * kPanel;
-    clear(acc);
-    multiply(x.v + c * keys + j0 * kGroup, kGroup * keys, x.s + j0 * kPanel, j1 - j0, acc);
+    multiply_rows(v, x.keys, c, x.s, j0, j1, acc);
     if (!fresh) {
       for (size_t m = 0; m < kStep; ++m) {
-        for (size_t v = 0; v < kVectors; ++v) {
-          const V before = hn::Load(f, tile + m * kPanel + v * kLanes);
-          acc.c[m][v] = hn::MulAdd(before, correction[v], acc.c[m][v]);
+        for (size_t i = 0; i < kVectors; ++i) {
+          const V before = hn::Load(f, tile + m * kPanel + i * kLanes);
+          acc.c[m][i] = hn::MulAdd(before, correction[i], acc.c[m][i]);
         }
       }
     }
@@ -156,42 +171,73 @@ inline RowState with_sink(float maximum, float sum, float sink) {
 }
 
 /// O / sum and LSE of one panel to the caller's tensors.
-void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel,
-                  const PanelMask& mask) {
+HWY_NOINLINE void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel,
+                               const PanelMask& mask) {
+  const F f;
   const size_t d_v = static_cast<size_t>(task.d_v);
-  const float* o = x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel;
-  for (size_t lane = 0; lane < mask.count; ++lane) {
+  float* o = x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel;
+  HWY_ALIGN float inverse[kPanel];  // -1: the row is empty
+  for (size_t lane = 0; lane < kPanel; ++lane) {
+    inverse[lane] = -1.0f;
+    if (lane >= mask.count) continue;
     const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
-    const std::int64_t i = r / task.group;
-    const std::int64_t g = r % task.group;
     const float top = x.top[panel * kPanel + lane];
     const bool empty = mask.visible(r).empty() || (task.score.has_pairs() && top == kNone);
-    const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(g);
+    const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(r % task.group);
     const auto [maximum, sum, factor] =
         with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
     const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
-    const float inverse = empty ? 0.0f : kept * (factor / static_cast<float>(sum));
-    for (size_t c = 0; c < d_v; ++c) {
-      x.staging[c] = empty ? 0.0f : o[c * kPanel + lane] * inverse;
-    }
-    store_row(x.staging, d_v, task.o, i * task.o.row + g * task.o.head);
+    if (!empty) inverse[lane] = kept * (factor / static_cast<float>(sum));
     if (task.lse.data == nullptr) continue;
     // A row whose visible scores are all -inf is not empty: 0 / 0, NaN as in O (and in a merge of
     // key splits, where -inf would mean "no key").
     const double base2 =
         sum == 0.0 ? std::numeric_limits<double>::quiet_NaN() : maximum + std::log2(sum);
-    task.lse.at(i, g) = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
+    float& lse = task.lse.at(r / task.group, r % task.group);
+    lse = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
     // The maximum had no place among base-2 floats.
     if (!empty && task.score.bias.data != nullptr && maximum == kLowest && sum != 0.0) {
-      task.lse.at(i, g) = static_cast<float>(double{top} + std::log(sum));
+      lse = static_cast<float>(double{top} + std::log(sum));
     }
   }
+  for (size_t v = 0; v < kVectors; ++v) {
+    const V factor = hn::Load(f, inverse + v * kLanes);
+    const auto empty = hn::Eq(factor, hn::Set(f, -1.0f));
+    for (size_t c = 0; c < d_v; ++c) {
+      float* place = o + c * kPanel + v * kLanes;
+      hn::Store(hn::IfThenZeroElse(empty, hn::Mul(hn::Load(f, place), factor)), f, place);
+    }
+  }
+  unpack_panel(o, d_v, task.o, task.group, mask.first_row, mask.count);
+}
+
+/// One panel against one packed block of keys that begins at k0.
+HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, const float* block,
+                             size_t panel, const PanelMask& mask, std::int64_t k0,
+                             const BlockRange& range, bool fresh, Prefetch& ahead) {
+  const size_t d_qk = static_cast<size_t>(task.d_qk);
+  const size_t d_v = static_cast<size_t>(task.d_v);
+  V largest[kVectors];
+  V correction[kVectors];
+  if (task.score.has_pairs()) prefetch_pairs(task.score, mask, k0, range);
+  ahead.spread((range.last - range.first + d_v) / kStep);
+  score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range.first, range.last, ahead,
+                 largest);
+  if (task.score.has_pairs()) {
+    modify_pair_scores(task.score, mask, k0, range, x.s, x.top + panel * kPanel, largest);
+  } else if (!task.score.plain || !range.full) {
+    modify_scores(task.score, mask, k0, range, x.s, largest);
+  }
+  softmax_step(x, panel, range.first, range.last, largest, correction);
+  if (task.dropout.active()) drop_probabilities(task.dropout, mask, k0, range, x.s);
+  accumulate_output(x, block + x.keys * hwy::RoundUpTo(d_qk, kChunk),
+                    x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel, d_v, range.first, range.last,
+                    fresh, correction, ahead);
 }
 
 void forward_item(const ForwardTask& task, std::byte* memory) {
   const size_t d_qk = static_cast<size_t>(task.d_qk);
   const size_t d_v = static_cast<size_t>(task.d_v);
-  const size_t d_v_padded = hwy::RoundUpTo(d_v, kStep);
   const ForwardScratch x(task.tiles, d_qk, d_v, memory);
   const auto panels = static_cast<size_t>(
       (task.last_row - task.first_row + std::int64_t{kPanel} - 1) / std::int64_t{kPanel});
@@ -202,8 +248,6 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
     masks[p] =
         PanelMask(task.rule, task.group, task.first_row + static_cast<std::int64_t>(p * kPanel),
                   task.last_row, task.first_key, task.last_key);
-    pack_panel(task.q, task.group, masks[p].first_row, masks[p].count, d_qk, task.score.prescale,
-               x.q + p * d_qk * kPanel);
     std::fill_n(x.maximum + p * kPanel, kPanel, -std::numeric_limits<float>::infinity());
     std::fill_n(x.sum + p * kPanel, kPanel, 0.0f);
     std::fill_n(x.top + p * kPanel, kPanel, kNone);
@@ -211,41 +255,57 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
     begin = std::min(begin, masks[p].any.begin);
     end = std::max(end, masks[p].any.end);
   }
-  const std::int64_t keys = task.tiles.keys;
   bool fresh[kMaxPanels];
   std::fill_n(fresh, panels, true);
-  for (std::int64_t k0 = begin; k0 < end; k0 += keys) {
-    const auto count = static_cast<size_t>(std::min(keys, end - k0));
-    pack_rows(task.k, k0, count, d_qk, x.k, x.staging);
-    pack_columns(task.v, k0, count, d_v, static_cast<size_t>(keys), x.v, x.staging);
-    const std::int64_t next = std::min(k0 + keys, end);
-    const std::int64_t next_count = std::min(keys, end - next);
+  // Blocks lie on one grid for all items, which therefore can share what is packed.
+  if (begin < end) begin = begin / task.tiles.keys * task.tiles.keys;
+  const size_t block_floats = packed_floats(task.tiles, task.d_qk, task.d_v);
+  for (std::int64_t k0 = begin; k0 < end; k0 += task.tiles.keys) {
+    const std::int64_t next = std::min(k0 + task.tiles.keys, end);
+    const std::int64_t next_count = std::min<std::int64_t>(task.tiles.keys, end - next);
+    const auto count = static_cast<size_t>(next - k0);
+    const float* block = x.block;
+    if (task.packed_keys == nullptr) {
+      pack_keys(task, k0 / task.tiles.keys, x.block);
+    } else {
+      block = task.packed_keys + static_cast<size_t>(k0 / task.tiles.keys) * block_floats;
+    }
+    // What the next block will read, in equal shares before each panel's products.
+    const Operand packed = contiguous_rows(block + block_floats, kPackedRow);
+    const auto packed_rows =
+        next_count == 0 ? 0 : static_cast<std::int64_t>(block_floats / kPackedRow);
     for (size_t p = 0; p < panels; ++p) {
-      // The next block's share of this panel, so that packing it does not wait for memory.
-      const auto part = [&](size_t i) {
-        return next + next_count * static_cast<std::int64_t>(i) / static_cast<std::int64_t>(panels);
-      };
-      prefetch_rows(task.k, 1, part(p), part(p + 1), d_qk);
-      prefetch_rows(task.v, 1, part(p), part(p + 1), d_v);
       const BlockRange range = masks[p].in_block(k0, count);
       if (range.first >= range.last) continue;
-      V largest[kVectors];
-      V correction[kVectors];
-      if (task.score.has_pairs()) prefetch_pairs(task.score, masks[p], k0, range);
-      score_products(x, x.q + p * d_qk * kPanel, d_qk, range.first, range.last, largest);
-      if (task.score.has_pairs()) {
-        modify_pair_scores(task.score, masks[p], k0, range, x.s, x.top + p * kPanel, largest);
-      } else if (!task.score.plain || !range.full) {
-        modify_scores(task.score, masks[p], k0, range, x.s, largest);
+      if (fresh[p]) {
+        pack_panel(task.q, task.group, masks[p].first_row, masks[p].count, d_qk,
+                   task.score.prescale, x.q + p * d_qk * kPanel);
       }
-      softmax_step(x, p, range.first, range.last, largest, correction);
-      if (task.dropout.active()) drop_probabilities(task.dropout, masks[p], k0, range, x.s);
-      accumulate_output(x, x.o + p * d_v_padded * kPanel, d_v, static_cast<size_t>(keys),
-                        range.first, range.last, fresh[p], correction);
+      const auto part = [&](std::int64_t rows, size_t i) {
+        return rows * static_cast<std::int64_t>(i) / static_cast<std::int64_t>(panels);
+      };
+      Prefetch ahead;
+      if (task.packed_keys != nullptr) {
+        ahead.add(packed, 1, part(packed_rows, p), part(packed_rows, p + 1), kPackedRow);
+      } else {
+        const std::int64_t first = next + part(next_count, p);
+        const std::int64_t last = next + part(next_count, p + 1);
+        ahead.add(task.k, 1, first, last, d_qk);
+        ahead.add(task.v, 1, first, last, d_v);
+      }
+      if (p + 1 < panels && fresh[p + 1]) {
+        ahead.add(task.q, task.group, masks[p + 1].first_row,
+                  masks[p + 1].first_row + static_cast<std::int64_t>(masks[p + 1].count), d_qk);
+      }
+      forward_step(task, x, block, p, masks[p], k0, range, fresh[p], ahead);
       fresh[p] = false;
+      // Its last block: O goes out while the next panel's products run.
+      if (masks[p].any.end <= next) finish_panel(task, x, p, masks[p]);
     }
   }
-  for (size_t p = 0; p < panels; ++p) finish_panel(task, x, p, masks[p]);
+  for (size_t p = 0; p < panels; ++p) {
+    if (fresh[p]) finish_panel(task, x, p, masks[p]);
+  }
 }
 
 size_t forward_scratch_bytes(const Tiles& tiles, std::int64_t d_qk, std::int64_t d_v) {

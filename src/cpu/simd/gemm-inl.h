@@ -12,6 +12,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstddef>
 
 HWY_BEFORE_NAMESPACE();
@@ -33,8 +34,9 @@ inline constexpr size_t kStep = 4;
 inline constexpr size_t kVectors = 3;
 inline constexpr size_t kPanel = kVectors * kLanes;  // rows of B and C: floats
 
-/// A is packed in groups of four rows: element (m, k) of group m / 4 at [k * 4 + m % 4].
-inline constexpr size_t kGroup = 4;
+/// K and V are packed in chunks of 16 columns, a cache line of each row: [columns / 16][rows][16].
+/// Packing copies whole lines, and both products below read it with constant offsets.
+inline constexpr size_t kChunk = 16;
 
 struct Accumulators {
   V c[kStep][kVectors];
@@ -50,22 +52,43 @@ HWY_INLINE void clear(Accumulators& acc) {
   }
 }
 
-/// acc[m][:] += sum over k in [0, depth) of a(m, k) * b[k * kPanel + :]. Rows m >= 4 of A lie
-/// `group_stride` floats behind. b is aligned.
-HWY_INLINE void multiply(const float* HWY_RESTRICT a, size_t group_stride,
-                         const float* HWY_RESTRICT b, size_t depth, Accumulators& acc) {
+/// acc[m][:] += sum over k in [0, depth) of a[m * row + k * column] * b[k * kPanel + :]; b aligned.
+template <size_t row, size_t column>
+HWY_INLINE void multiply(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, size_t depth,
+                         Accumulators& acc) {
   const F f;
 #pragma GCC unroll 4
   for (size_t k = 0; k < depth; ++k) {
-    V row[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) row[v] = hn::Load(f, b + k * kPanel + v * kLanes);
+    V values[kVectors];
+    for (size_t v = 0; v < kVectors; ++v) values[v] = hn::Load(f, b + k * kPanel + v * kLanes);
     for (size_t m = 0; m < kStep; ++m) {
-      const V scalar = hn::Set(f, a[(m / kGroup) * group_stride + k * kGroup + m % kGroup]);
+      const V scalar = hn::Set(f, a[m * row + k * column]);
       for (size_t v = 0; v < kVectors; ++v) {
-        acc.c[m][v] = hn::MulAdd(scalar, row[v], acc.c[m][v]);
+        acc.c[m][v] = hn::MulAdd(scalar, values[v], acc.c[m][v]);
       }
     }
   }
+}
+
+/// Sums over columns (S = K Q, dP = V dO): acc[m][:] = sum over c of x(j + m, c) * b[c * kPanel +
+/// :], x packed in chunks of `rows` rows.
+HWY_INLINE void multiply_columns(const float* HWY_RESTRICT x, size_t rows, size_t j,
+                                 const float* HWY_RESTRICT b, size_t columns, Accumulators& acc) {
+  clear(acc);
+  for (size_t c = 0; c < columns; c += kChunk) {
+    multiply<kChunk, 1>(x + c * rows + j * kChunk, b + c * kPanel, std::min(kChunk, columns - c),
+                        acc);
+  }
+}
+
+/// Sums over rows (O = V P, dQ = K dS): acc[m][:] = sum over j in [j0, j1) of x(j, c + m) * b[j *
+/// kPanel + :].
+HWY_INLINE void multiply_rows(const float* HWY_RESTRICT x, size_t rows, size_t c,
+                              const float* HWY_RESTRICT b, size_t j0, size_t j1,
+                              Accumulators& acc) {
+  clear(acc);
+  multiply<1, kChunk>(x + c / kChunk * kChunk * rows + c % kChunk + j0 * kChunk, b + j0 * kPanel,
+                      j1 - j0, acc);
 }
 
 HWY_INLINE void store(const Accumulators& acc, float* HWY_RESTRICT c) {
@@ -81,8 +104,8 @@ HWY_INLINE void store(const Accumulators& acc, float* HWY_RESTRICT c) {
 
 /// acc[m][v] += sum over i in [0, kPanel) of a[m * kPanel + i] * b[i * stride + v * kLanes].
 template <size_t kCount>
-HWY_INLINE void multiply_rows(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
-                              size_t stride, V (&acc)[kStep][kCount]) {
+HWY_INLINE void multiply_panel(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
+                               size_t stride, V (&acc)[kStep][kCount]) {
   const F f;
 #pragma GCC unroll 4
   for (size_t i = 0; i < kPanel; ++i) {
@@ -110,8 +133,8 @@ HWY_NOINLINE void accumulate_columns(const float* HWY_RESTRICT a, size_t panels,
       }
     }
     for (size_t p = 0; p < panels; ++p) {
-      multiply_rows<kCount>(a + p * panel_stride + j * kPanel, b + p * kPanel * stride, stride,
-                            acc);
+      multiply_panel<kCount>(a + p * panel_stride + j * kPanel, b + p * kPanel * stride, stride,
+                             acc);
     }
     for (size_t m = 0; m < kStep; ++m) {
       for (size_t v = 0; v < kCount; ++v) {

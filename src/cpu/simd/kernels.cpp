@@ -38,6 +38,8 @@ constexpr Kernels kernel_table(Target target) {
           .key_step = static_cast<int>(kStep),
           .forward_scratch_bytes = forward_scratch_bytes,
           .forward = forward_item,
+          .packed_floats = packed_floats,
+          .pack_keys = pack_keys,
           .backward_scratch_bytes = backward_scratch_bytes,
           .backward_prepare = backward_prepare,
           .backward = backward_item,

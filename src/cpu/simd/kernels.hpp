@@ -74,6 +74,9 @@ struct ScoreRule {
   static ScoreRule make(double scale, double softcap, bool added);
 };
 
+/// Head dimensions at most.
+inline constexpr int kMaxHeadDim = 512;
+
 /// Panels of a tile at most: kernels keep an array of what each panel sees.
 inline constexpr int kMaxPanels = 64;
 
@@ -97,8 +100,10 @@ struct ForwardTask {
   std::int64_t group = 1;
   std::int64_t d_qk = 0, d_v = 0;
   std::int64_t first_row = 0, last_row = 0;
-  std::int64_t first_key = 0, last_key = 0;
+  std::int64_t first_key = 0, last_key = 0;  ///< first_key is a multiple of tiles.keys
   Tiles tiles;
+  /// Every block of the head's keys as `pack_keys` left it; null: the item packs them itself.
+  const float* packed_keys = nullptr;
 };
 
 /// Where the gradient of a bias goes: element (row i, head g, key j) of the head group adds to
@@ -154,6 +159,10 @@ struct Kernels {
   int key_step;    ///< keys (or head dims) that a register tile spans
   std::size_t (*forward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
   void (*forward)(const ForwardTask&, std::byte* scratch);
+  /// Floats of a packed block of K and V.
+  std::size_t (*packed_floats)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
+  /// Packs keys [block * tiles.keys, ...) of the task's head; `packed` is aligned to 64 bytes.
+  void (*pack_keys)(const ForwardTask&, std::int64_t block, float* packed);
   /// `group_of_row_sums`: heads of a group if a bias gradient is summed over rows, else 0.
   std::size_t (*backward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v,
                                         std::int64_t group_of_row_sums);

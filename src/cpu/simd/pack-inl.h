@@ -21,8 +21,8 @@ namespace abacist::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-using F4 = hn::CappedTag<float, 4>;  // one lane on the portable target
-inline constexpr size_t kFour = hn::MaxLanes(F4());
+using F4 = hn::CappedTag<float, 4>;        // one lane on the portable target
+using F16 = hn::CappedTag<float, kChunk>;  // a cache line, or what a vector holds of it
 
 HWY_INLINE float load1(const float* p) { return *p; }
 HWY_INLINE float load1(const hwy::bfloat16_t* p) { return core::bf16_to_float(p->bits); }
@@ -32,16 +32,21 @@ HWY_INLINE float load1(const hwy::float16_t* p) {
   return core::f16_to_float(bits);
 }
 
-/// kFour consecutive elements as floats.
-HWY_INLINE hn::Vec<F4> load4(const float* p) { return hn::LoadU(F4(), p); }
-HWY_INLINE hn::Vec<F4> load4(const hwy::bfloat16_t* p) {
-  return hn::PromoteTo(F4(), hn::LoadU(hn::Rebind<hwy::bfloat16_t, F4>(), p));
+/// As many consecutive elements as `f` has lanes, as floats.
+template <class D>
+HWY_INLINE hn::Vec<D> load_some(D f, const float* p) {
+  return hn::LoadU(f, p);
 }
-HWY_INLINE hn::Vec<F4> load4(const hwy::float16_t* p) {
+template <class D>
+HWY_INLINE hn::Vec<D> load_some(D f, const hwy::bfloat16_t* p) {
+  return hn::PromoteTo(f, hn::LoadU(hn::Rebind<hwy::bfloat16_t, D>(), p));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_some(D f, const hwy::float16_t* p) {
 #if HWY_TARGET == HWY_SCALAR
-  return hn::Set(F4(), load1(p));  // Highway's emulation reads NaN and infinity as finite numbers
+  return hn::Set(f, load1(p));  // Highway's emulation reads NaN and infinity as finite numbers
 #else
-  return hn::PromoteTo(F4(), hn::LoadU(hn::Rebind<hwy::float16_t, F4>(), p));
+  return hn::PromoteTo(f, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), p));
 #endif
 }
 
@@ -49,9 +54,12 @@ HWY_INLINE hn::Vec<F4> load4(const hwy::float16_t* p) {
 template <class T>
 HWY_INLINE void load_row(const T* HWY_RESTRICT source, std::int64_t dim, size_t depth,
                          float* HWY_RESTRICT row) {
+  const F16 f;
   size_t k = 0;
   if (dim == 1) {
-    for (; k + kFour <= depth; k += kFour) hn::StoreU(load4(source + k), F4(), row + k);
+    for (; k + hn::MaxLanes(f) <= depth; k += hn::MaxLanes(f)) {
+      hn::StoreU(load_some(f, source + k), f, row + k);
+    }
   }
   for (; k < depth; ++k) row[k] = load1(source + static_cast<std::int64_t>(k) * dim);
 }
@@ -68,94 +76,99 @@ HWY_INLINE void with_type(const void* data, DType dtype, const Body& body) {
   }
 }
 
-/// Asks for packed rows [first, last), r = i * group + g, of `depth` elements each, to be brought
-/// to L2.
-HWY_INLINE void prefetch_rows(const Operand& x, std::int64_t group, std::int64_t first,
-                              std::int64_t last, size_t depth) {
-  if (x.dim != 1) return;
-  const std::int64_t size = size_of(x.dtype);
-  const auto bytes = static_cast<std::int64_t>(depth) * size;
-  for (std::int64_t r = first; r < last; ++r) {
-    const char* row =
-        static_cast<const char*>(x.data) + ((r / group) * x.row + (r % group) * x.head) * size;
-    for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+/// Rows that will be packed soon, asked for (to L2) a few at a time between products: a burst of
+/// requests would itself wait for memory (4% of the forward pass at d 128).
+class Prefetch {
+ public:
+  /// Packed rows [first, last), r = i * group + g, of `depth` elements each.
+  void add(const Operand& x, std::int64_t group, std::int64_t first, std::int64_t last,
+           size_t depth) {
+    if (first < last && x.dim == 1) spans_[count_++] = {&x, group, first, last, depth};
   }
+
+  /// The rows added so far will be spread over `steps` calls of `step`.
+  void spread(size_t steps) {
+    std::int64_t rows = 0;
+    for (size_t i = 0; i < count_; ++i) rows += spans_[i].last - spans_[i].first;
+    const auto calls = static_cast<std::int64_t>(std::max(steps, size_t{1}));
+    rows_per_step_ = (rows + calls - 1) / calls;
+  }
+
+  HWY_INLINE void step() {
+    if (count_ > 0) rows();
+  }
+
+ private:
+  struct Span {
+    const Operand* x;
+    std::int64_t group, first, last;
+    size_t depth;
+  };
+
+  HWY_NOINLINE void rows() {
+    for (std::int64_t i = 0; i < rows_per_step_ && count_ > 0; ++i) {
+      Span& span = spans_[count_ - 1];
+      row(span);
+      if (++span.first == span.last) --count_;
+    }
+  }
+
+  static HWY_INLINE void row(const Span& span) {
+    const Operand& x = *span.x;
+    const std::int64_t size = size_of(x.dtype);
+    const auto bytes = static_cast<std::int64_t>(span.depth) * size;
+    const std::int64_t i = span.group == 1 ? span.first : span.first / span.group;
+    const char* at = static_cast<const char*>(x.data) +
+                     (i * x.row + (span.first - i * span.group) * x.head) * size;
+    for (std::int64_t offset = 0; offset < bytes; offset += 64) {
+      __builtin_prefetch(at + offset, 0, 2);
+    }
+  }
+
+  Span spans_[4];
+  size_t count_ = 0;
+  std::int64_t rows_per_step_ = 0;
+};
+
+/// Of a packed block, for Prefetch: a block is a whole number of such rows.
+inline constexpr size_t kPackedRow = 64;
+
+/// Rows of `width` floats as an operand.
+HWY_INLINE Operand contiguous_rows(const float* rows, size_t width) {
+  return {rows, DType::f32, static_cast<std::int64_t>(width), 0, 1};
 }
 
-/// Interleaves four float rows: out[k * 4 + m] = row_m[k].
-HWY_INLINE void interleave4(const float* r0, const float* r1, const float* r2, const float* r3,
-                            size_t depth, float* HWY_RESTRICT out) {
-  size_t k = 0;
-  for (; k + kFour <= depth; k += kFour) {
-    hn::StoreInterleaved4(hn::LoadU(F4(), r0 + k), hn::LoadU(F4(), r1 + k), hn::LoadU(F4(), r2 + k),
-                          hn::LoadU(F4(), r3 + k), F4(), out + 4 * k);
-  }
-  for (; k < depth; ++k) {
-    out[4 * k] = r0[k];
-    out[4 * k + 1] = r1[k];
-    out[4 * k + 2] = r2[k];
-    out[4 * k + 3] = r3[k];
-  }
-}
-
-/// Packs rows [first, first + count) of head 0 into groups of four: element (row m, k) at
-/// out[(m / 4) * depth * 4 + k * 4 + m % 4]. Rows up to the next multiple of kStep are zero.
-/// `staging` holds 4 * depth floats.
-HWY_INLINE void pack_rows(const Operand& x, std::int64_t first, size_t count, size_t depth,
-                          float* HWY_RESTRICT out, float* HWY_RESTRICT staging) {
+/// Packs rows [first, first + count) of head 0 in chunks: element (row j, column c) at
+/// out[c / kChunk * rows * kChunk + j * kChunk + c % kChunk]. Rows from count up to the next
+/// multiple of kStep are zero, and so are columns from `depth` to the end of their chunk.
+HWY_NOINLINE void pack_chunks(const Operand& x, std::int64_t first, size_t count, size_t depth,
+                              size_t rows, float* HWY_RESTRICT out) {
   const size_t padded = hwy::RoundUpTo(count, kStep);
+  const F16 f;
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
-    for (size_t m = 0; m < padded; m += kGroup) {
-      const float* rows[kGroup];
-      for (size_t j = 0; j < kGroup; ++j) {
-        rows[j] = staging + j * depth;
-        if (m + j >= count) {
-          std::fill_n(staging + j * depth, depth, 0.0f);
-          continue;
-        }
-        const auto* source = data + (first + static_cast<std::int64_t>(m + j)) * x.row;
-        if constexpr (std::is_same_v<decltype(source), const float*>) {
-          if (x.dim == 1) {
-            rows[j] = source;
-            continue;
+    for (size_t j = 0; j < count; ++j) {
+      const auto* source = data + (first + static_cast<std::int64_t>(j)) * x.row;
+      float* place = out + j * kChunk;
+      size_t c = 0;
+      if (x.dim == 1) {
+        for (; c + kChunk <= depth; c += kChunk, place += rows * kChunk) {
+          for (size_t i = 0; i < kChunk; i += hn::MaxLanes(f)) {
+            hn::StoreU(load_some(f, source + c + i), f, place + i);
           }
         }
-        load_row(source, x.dim, depth, staging + j * depth);
       }
-      interleave4(rows[0], rows[1], rows[2], rows[3], depth, out + m * depth);
-    }
-  });
-}
-
-/// Packs columns: element (column c, row j) at out[(c / 4) * stride * 4 + j * 4 + c % 4] for rows
-/// [first, first + count). Columns up to the next multiple of kStep, and rows up to the next
-/// multiple of kStep, are zero. `staging` holds `depth` rounded up to kStep floats.
-HWY_INLINE void pack_columns(const Operand& x, std::int64_t first, size_t count, size_t depth,
-                             size_t stride, float* HWY_RESTRICT out, float* HWY_RESTRICT staging) {
-  const size_t padded = hwy::RoundUpTo(depth, kStep);
-  const size_t rows = hwy::RoundUpTo(count, kStep);
-  with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
-    for (size_t j = 0; j < rows; ++j) {
-      const float* row = staging;
-      if (j >= count) {
-        std::fill_n(staging, padded, 0.0f);
-      } else {
-        const auto* source = data + (first + static_cast<std::int64_t>(j)) * x.row;
-        if constexpr (std::is_same_v<decltype(source), const float*>) {
-          if (x.dim == 1 && depth == padded) row = source;
-        }
-        if (row == staging) {
-          load_row(source, x.dim, depth, staging);
-          std::fill_n(staging + depth, padded - depth, 0.0f);
-        }
-      }
-      for (size_t c = 0; c < padded; c += kGroup) {
-        for (size_t m = 0; m < kGroup; m += kFour) {
-          hn::StoreU(hn::LoadU(F4(), row + c + m), F4(), out + c * stride + j * kGroup + m);
-        }
+      for (; c < depth; c += kChunk, place += rows * kChunk) {
+        const size_t n = std::min(kChunk, depth - c);
+        load_row(source + static_cast<std::int64_t>(c) * x.dim, x.dim, n, place);
+        std::fill(place + n, place + kChunk, 0.0f);
       }
     }
   });
+  for (size_t j = count; j < padded; ++j) {
+    for (size_t c = 0; c < depth; c += kChunk) {
+      std::fill_n(out + c * rows + j * kChunk, kChunk, 0.0f);
+    }
+  }
 }
 
 /// out[m * stride + 0..3] = column m of the 4 x 4 block whose rows lie `width` floats apart, times
@@ -187,9 +200,8 @@ HWY_INLINE void transpose4(const float* HWY_RESTRICT block, size_t width, float 
 /// Packs query rows into a panel: element (k, lane) at out[k * kPanel + lane], times `factor`. Row
 /// `lane` is packed row first + lane = i * group + g; lanes past `count` are zero. Sixteen elements
 /// of every row at a time: the part of `out` that they fill stays in L1.
-HWY_INLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t first, size_t count,
-                           size_t depth, float factor, float* HWY_RESTRICT out) {
-  constexpr size_t kChunk = 16;
+HWY_NOINLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t first, size_t count,
+                             size_t depth, float factor, float* HWY_RESTRICT out) {
   HWY_ALIGN float chunk[kPanel * kChunk];
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
     decltype(data) rows[kPanel];
@@ -228,6 +240,10 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT row, size_t depth, const Out
                           std::int64_t offset) {
   if (x.dtype == DType::f32) {
     float* out = static_cast<float*>(x.data) + offset;
+    if (x.dim == 1) {
+      std::copy_n(row, depth, out);
+      return;
+    }
     for (size_t c = 0; c < depth; ++c) out[static_cast<std::int64_t>(c) * x.dim] = row[c];
     return;
   }
@@ -239,6 +255,25 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT row, size_t depth, const Out
   } else {
     for (size_t c = 0; c < depth; ++c) {
       out[static_cast<std::int64_t>(c) * x.dim] = core::float_to_f16(row[c]);
+    }
+  }
+}
+
+/// The reverse of pack_panel: element (c, lane) of the panel to element c of packed row first +
+/// lane, for lanes below `count`. Four whole rows at a time; depth <= kMaxHeadDim.
+HWY_NOINLINE void unpack_panel(const float* HWY_RESTRICT panel, size_t depth, const Output& x,
+                               std::int64_t group, std::int64_t first, size_t count) {
+  HWY_ALIGN float rows[4][kMaxHeadDim];
+  const size_t whole = kPanel % 4 == 0 ? depth / 4 * 4 : 0;
+  for (size_t lane = 0; lane < count; lane += 4) {
+    const size_t lanes = std::min(count - lane, size_t{4});
+    for (size_t c = 0; c < whole; c += 4) {
+      transpose4(panel + c * kPanel + lane, kPanel, 1.0f, rows[0] + c, kMaxHeadDim);
+    }
+    for (size_t m = 0; m < lanes; ++m) {
+      for (size_t c = whole; c < depth; ++c) rows[m][c] = panel[c * kPanel + lane + m];
+      const std::int64_t r = first + static_cast<std::int64_t>(lane + m);
+      store_row(rows[m], depth, x, (r / group) * x.row + (r % group) * x.head);
     }
   }
 }

@@ -35,13 +35,14 @@ HWY_INLINE V load_blocks(const T* const* rows, std::int64_t key) {
 #else
   const F f;
   if constexpr (kLanes == 4) {
-    return load4(rows[0] + key);
+    return load_some(F4(), rows[0] + key);
   } else if constexpr (kLanes == 8) {
-    return hn::Combine(f, load4(rows[4] + key), load4(rows[0] + key));
+    return hn::Combine(f, load_some(F4(), rows[4] + key), load_some(F4(), rows[0] + key));
   } else {
     const hn::Half<F> half;
-    return hn::Combine(f, hn::Combine(half, load4(rows[12] + key), load4(rows[8] + key)),
-                       hn::Combine(half, load4(rows[4] + key), load4(rows[0] + key)));
+    return hn::Combine(
+        f, hn::Combine(half, load_some(F4(), rows[12] + key), load_some(F4(), rows[8] + key)),
+        hn::Combine(half, load_some(F4(), rows[4] + key), load_some(F4(), rows[0] + key)));
   }
 #endif
 }
