@@ -137,7 +137,7 @@ bool wants_lse(const AttendArguments& a) {
 }
 
 void print_summary(const Runner& runner, const AttendArguments& a, const Outputs& outputs,
-                   double seconds) {
+                   const RunTime& time) {
   const PlanInfo& info = runner.info();
   const Operands& x = runner.plan().problem().operands;
   const double flops = static_cast<double>(info.flops.value);
@@ -146,10 +146,15 @@ void print_summary(const Runner& runner, const AttendArguments& a, const Outputs
   fmt::print("kernel     {}\n", kernel_text(info));
   fmt::print("scores     {} (query, key) pairs that see each other\n",
              count_text(info.visible_pairs.value));
-  fmt::print("time       {}\n", duration_text(seconds));
-  fmt::print("speed      {} ({:.1f} GFLOP)\n", rate_text(flops / seconds), flops * 1e-9);
-  fmt::print("memory     {} at most, everything included; the score matrix would take {} in f32\n",
+  const bool on_gpu = runner.place().on_gpu();
+  fmt::print("time       {}{}\n", duration_text(time.seconds),
+             on_gpu ? fmt::format(" on the GPU; {} of copies there and back",
+                                  duration_text(time.copy_seconds))
+                    : "");
+  fmt::print("speed      {} ({:.1f} GFLOP)\n", rate_text(flops / time.seconds), flops * 1e-9);
+  fmt::print("memory     {} at most, {}; the score matrix would take {} in f32\n",
              bytes_text(static_cast<double>(peak_memory_bytes())),
+             on_gpu ? "on the host" : "everything included",
              bytes_text(score_matrix_bytes(runner.plan().problem())));
   fmt::print("wrote      {}\n", outputs.text());
 }
@@ -165,7 +170,7 @@ void attend(const AttendArguments& a) {
                                .o = o.out(),
                                .lse = lse.out(),
                                .alibi_slopes = inputs.slopes.in()};
-  const Runner runner(make_problem(tensors, a.score.options()), a.run.plan_options());
+  const Runner runner(make_problem(tensors, a.score.options()), a.run.place());
   Outputs outputs;
   if (!a.out.empty()) outputs.add(a.out, "o", o);
   if (lse.spec.present())
@@ -173,10 +178,10 @@ void attend(const AttendArguments& a) {
   outputs.create(inputs.paths);
 
   Progress progress(Progress::mode(a.progress), "attend");
-  const double seconds = runner.run(tensors, &progress);
+  const RunTime time = runner.run(tensors, &progress);
   progress.finish();
   outputs.write();
-  print_summary(runner, a, outputs, seconds);
+  print_summary(runner, a, outputs, time);
 }
 
 }  // namespace

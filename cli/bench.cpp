@@ -67,7 +67,7 @@ std::vector<BenchProblem> all_problems(const BenchArguments& a) {
             sizes = sizes.resolved();
             problems.push_back({parse_pass(pass), parse_dtype(dtype), sizes.b, sizes.s_q, sizes.s_k,
                                 sizes.h_q, sizes.h_k, sizes.d_qk, sizes.d_v, parse_mask(mask),
-                                a.run.plan_options()});
+                                a.run.place()});
           }
         }
       }
@@ -98,23 +98,23 @@ void print_json(const Cell& cell, double peak) {
   const BenchProblem& p = cell.bench->problem();
   const PlanInfo& info = cell.bench->info();
   const double flops = static_cast<double>(info.flops.value);
-  const nlohmann::ordered_json line = {{"pass", p.pass == Pass::forward ? "fwd" : "bwd"},
-                                       {"dtype", to_string(p.dtype)},
-                                       {"b", p.b},
-                                       {"s_q", p.s_q},
-                                       {"s_k", p.s_k},
-                                       {"h_q", p.h_q},
-                                       {"h_k", p.h_k},
-                                       {"d_qk", p.d_qk},
-                                       {"d_v", p.d_v},
-                                       {"causal", p.causal},
-                                       {"kernel", info.kernel},
-                                       {"threads", info.threads},
-                                       {"median_seconds", cell.median()},
-                                       {"best_seconds", cell.best()},
-                                       {"median_gflops", flops / cell.median() * 1e-9},
-                                       {"best_gflops", flops / cell.best() * 1e-9},
-                                       {"share_of_fma_peak", flops / cell.median() / peak}};
+  nlohmann::ordered_json line = {{"pass", p.pass == Pass::forward ? "fwd" : "bwd"},
+                                 {"dtype", to_string(p.dtype)},
+                                 {"b", p.b},
+                                 {"s_q", p.s_q},
+                                 {"s_k", p.s_k},
+                                 {"h_q", p.h_q},
+                                 {"h_k", p.h_k},
+                                 {"d_qk", p.d_qk},
+                                 {"d_v", p.d_v},
+                                 {"causal", p.causal},
+                                 {"kernel", info.kernel},
+                                 {"threads", info.threads},
+                                 {"median_seconds", cell.median()},
+                                 {"best_seconds", cell.best()},
+                                 {"median_gflops", flops / cell.median() * 1e-9},
+                                 {"best_gflops", flops / cell.best() * 1e-9}};
+  if (peak > 0.0) line["share_of_fma_peak"] = flops / cell.median() / peak;
   fmt::print("{}\n", line.dump());
 }
 
@@ -122,11 +122,12 @@ void print_row(const Cell& cell, double peak) {
   const BenchProblem& p = cell.bench->problem();
   const double flops = static_cast<double>(cell.bench->info().flops.value);
   const auto gflops = [flops](double seconds) { return flops / seconds * 1e-9; };
-  fmt::print("{:<9}{:<5}{:<7}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9.1f} {:>9.1f} {:>6.1f}%\n",
+  fmt::print("{:<9}{:<5}{:<7}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9.1f} {:>9.1f} {:>7}\n",
              p.pass == Pass::forward ? "forward" : "backward", to_string(p.dtype),
              p.causal ? "causal" : "full", p.b, p.s_q, p.s_k, fmt::format("{}/{}", p.h_q, p.h_k),
              fmt::format("{}/{}", p.d_qk, p.d_v), duration_text(cell.median()),
-             gflops(cell.median()), gflops(cell.best()), 100.0 * flops / cell.median() / peak);
+             gflops(cell.median()), gflops(cell.best()),
+             peak > 0.0 ? fmt::format("{:.1f}%", 100.0 * flops / cell.median() / peak) : "");
 }
 
 void bench(const BenchArguments& a) {
@@ -136,17 +137,16 @@ void bench(const BenchArguments& a) {
     cells.emplace_back().bench = std::make_unique<BenchCase>(problem, a.seed);
   }
   if (cells.empty()) return;
-  const double peak = fma_peak(a.run.threads);
+  const bool on_gpu = a.run.place().on_gpu();
+  const double peak = on_gpu ? 0.0 : fma_peak(a.run.threads);
   measure(cells, a);
   if (!a.json) {
-    fmt::print(
-        "{}, {} thread(s); {} interleaved bursts of {} s; GFLOP/s count visible pairs only\n",
-        cells.front().bench->info().kernel, cells.front().bench->info().threads, a.bursts,
-        a.seconds);
-    fmt::print("FMA peak, measured in this run: {}\n", rate_text(peak));
+    fmt::print("{}; {} interleaved bursts of {} s; GFLOP/s count visible pairs only\n",
+               kernel_text(cells.front().bench->info()), a.bursts, a.seconds);
+    if (!on_gpu) fmt::print("FMA peak, measured in this run: {}\n", rate_text(peak));
     fmt::print("{:<9}{:<5}{:<7}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9} {:>9} {:>7}\n", "pass",
                "type", "mask", "b", "s_q", "s_k", "h_q/h_k", "d_qk/d_v", "median", "GFLOP/s",
-               "best", "of peak");
+               "best", on_gpu ? "" : "of peak");
   }
   for (const Cell& cell : cells) a.json ? print_json(cell, peak) : print_row(cell, peak);
 }

@@ -1,6 +1,8 @@
 #include "bench_case.hpp"
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include "abacist/attention.hpp"
 #include "cpu/parallel.hpp"
@@ -12,7 +14,8 @@ namespace abacist::cli {
 bool BenchProblem::operator==(const BenchProblem& other) const {
   const auto key = [](const BenchProblem& x) {
     return std::tie(x.pass, x.dtype, x.b, x.s_q, x.s_k, x.h_q, x.h_k, x.d_qk, x.d_v, x.causal,
-                    x.plan.backend, x.plan.threads);
+                    x.place.plan.backend, x.place.plan.threads, x.place.device.type,
+                    x.place.device.index);
   };
   return key(*this) == key(other);
 }
@@ -29,7 +32,12 @@ BenchCase::BenchCase(const BenchProblem& p, std::uint64_t seed) : problem_(p) {
               .o = o_.out(),
               .lse = lse_.out()};
   const Options options{.mask = {.causal = p.causal}};
-  runner_ = std::make_unique<Runner>(make_problem(forward_, options), p.plan);
+  runner_ = std::make_unique<Runner>(make_problem(forward_, options), p.place);
+  if (p.place.on_gpu() && p.pass == Pass::forward) {
+    twins_ = std::make_unique<Twins>(forward_, p.place.device);
+    runner_->run_on_gpu(twins_->tensors(), 1);
+    return;
+  }
   runner_->run(forward_);
   if (p.pass == Pass::backward) plan_backward(seed);
 }
@@ -50,15 +58,32 @@ void BenchCase::plan_backward(std::uint64_t seed) {
                .dk = dk_.out(),
                .dv = dv_.out()};
   const Options options{.mask = {.causal = p.causal}};
-  runner_ = std::make_unique<Runner>(make_problem(backward_, options), p.plan);
+  runner_ = std::make_unique<Runner>(make_problem(backward_, options), p.place);
   runner_->run(backward_);
 }
 
-double BenchCase::run() const {
-  return problem_.pass == Pass::backward ? runner_->run(backward_) : runner_->run(forward_);
+void BenchCase::run() const {
+  if (problem_.pass == Pass::backward) {
+    runner_->run(backward_);
+  } else {
+    runner_->run(forward_);
+  }
+}
+
+Burst BenchCase::burst_on_gpu(double min_seconds) const {
+  // As many runs as a first look says are needed; all between two events.
+  constexpr std::int64_t kLook = 3;
+  runner_->run_on_gpu(twins_->tensors(), 1);
+  const double one = runner_->run_on_gpu(twins_->tensors(), kLook) / kLook;
+  const auto runs = static_cast<std::int64_t>(std::ceil(min_seconds / std::max(one, 1e-7)));
+  Burst burst{.runs = std::max<std::int64_t>(runs, 1)};
+  burst.seconds_per_run =
+      runner_->run_on_gpu(twins_->tensors(), burst.runs) / static_cast<double>(burst.runs);
+  return burst;
 }
 
 Burst BenchCase::burst(double min_seconds) const {
+  if (twins_ != nullptr) return burst_on_gpu(min_seconds);
   using Clock = std::chrono::steady_clock;
   run();
   Burst burst;

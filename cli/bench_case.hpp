@@ -16,7 +16,7 @@ struct BenchProblem {
   DType dtype = DType::f32;
   std::int64_t b = 1, s_q = 1024, s_k = 1024, h_q = 1, h_k = 1, d_qk = 64, d_v = 64;
   bool causal = false;
-  PlanOptions plan{};
+  Place place{};
 
   bool operator==(const BenchProblem& other) const;
 };
@@ -41,8 +41,9 @@ class BenchCase {
   const PlanInfo& info() const { return runner_->info(); }
 
  private:
-  double run() const;
+  void run() const;
   void plan_backward(std::uint64_t seed);
+  Burst burst_on_gpu(double min_seconds) const;
 
   BenchProblem problem_;
   Inputs inputs_;
@@ -50,6 +51,7 @@ class BenchCase {
   ForwardTensors forward_;
   BackwardTensors backward_;
   std::unique_ptr<Runner> runner_;
+  std::unique_ptr<Twins> twins_;  ///< on a GPU
 };
 
 /// FLOP/s of fused multiply-adds on so many threads (0: all allowed): the ceiling of the CPU

@@ -118,7 +118,8 @@ void explain_problem(const ExplainArguments& a) {
     add_slopes(inputs, a.score.alibi);
   }
   const Problem problem{parse_pass(a.pass), operands_of(a, inputs), a.score.options()};
-  const Plan plan = plan_or_throw(problem, a.run.plan_options());
+  const Place place = a.run.place();
+  const Plan plan = plan_or_throw(on_device(problem, place.device), place.plan);
   if (!a.picture()) {
     if (a.row >= 0) throw UserError("--row is of a picture: --svg or --html is missing");
     const std::string text = explain(plan);

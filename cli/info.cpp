@@ -7,6 +7,7 @@
 #include "abacist/version.hpp"
 #include "commands.hpp"
 #include "cpu/parallel.hpp"
+#include "gpu.hpp"
 
 namespace abacist::cli {
 namespace {
@@ -18,6 +19,7 @@ void print_info() {
   fmt::print("CPU targets {} (best first)\n", cpu_targets());
   fmt::print("threads     {} by default, {} processors\n", cpu::default_threads(),
              std::thread::hardware_concurrency());
+  for (const std::string& gpu : gpu_lines()) fmt::print("GPU         {}\n", gpu);
   for (const char* variable : {"ABACIST_BACKEND", "ABACIST_CPU_TARGET"}) {
     const char* value = std::getenv(variable);
     if (value != nullptr && *value != '\0') fmt::print("{} = {}\n", variable, value);
@@ -27,7 +29,8 @@ void print_info() {
 }  // namespace
 
 void add_info(CLI::App& app) {
-  app.add_subcommand("info", "Version, instruction sets, threads, build")->callback(&print_info);
+  app.add_subcommand("info", "Version, instruction sets, threads, GPUs, build")
+      ->callback(&print_info);
 }
 
 }  // namespace abacist::cli

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -80,20 +81,40 @@ std::string ScoreArguments::text() const {
 void RunArguments::add_to(CLI::App& command) {
   command
       .add_option("--backend", backend,
-                  "cpu, or reference (float64, slow); default: the first that serves")
-      ->check(CLI::IsMember({"automatic", "cpu", "reference"}))
+                  "cpu, cuda, or reference (float64, slow); default: the first that serves")
+      ->check(CLI::IsMember({"automatic", "cpu", "reference", "cuda"}))
       ->capture_default_str();
+  command.add_option("--device", device,
+                     "Where Q, K and V are put: cpu, cuda, or cuda:N (default: cpu; cuda with "
+                     "--backend cuda)");
   command.add_option("--threads", threads, "At most so many threads; 0: as many as allowed")
       ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
 }
 
-PlanOptions RunArguments::plan_options() const {
-  PlanOptions options;
-  options.threads = threads;
-  if (backend == "cpu") options.backend = Backend::cpu;
-  if (backend == "reference") options.backend = Backend::reference;
-  return options;
+Place RunArguments::place() const {
+  Place place;
+  place.plan.threads = threads;
+  for (const Backend known : {Backend::cpu, Backend::reference, Backend::cuda}) {
+    if (backend == to_string(known)) place.plan.backend = known;
+  }
+  place.device = parse_device(device.empty() ? (backend == "cuda" ? "cuda" : "cpu") : device);
+  return place;
+}
+
+Device parse_device(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return {DeviceType::cuda, 0};
+  Device device{DeviceType::cuda, 0};
+  const std::string_view number =
+      std::string_view(text).substr(std::min<std::size_t>(5, text.size()));
+  const auto [end, error] =
+      std::from_chars(number.data(), number.data() + number.size(), device.index);
+  const bool whole = error == std::errc{} && end == number.data() + number.size();
+  if (!text.starts_with("cuda:") || !whole || device.index < 0) {
+    throw UserError(fmt::format("--device is \"{}\", must be cpu, cuda or cuda:N", text));
+  }
+  return device;
 }
 
 void SizeArguments::add_to(CLI::App& command, CLI::Option* enabling) {

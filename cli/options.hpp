@@ -12,6 +12,17 @@
 
 namespace abacist::cli {
 
+/// Where and how a command runs.
+struct Place {
+  PlanOptions plan{};
+  Device device{};
+
+  bool on_gpu() const { return device.type == DeviceType::cuda; }
+};
+
+/// "cpu", "cuda" (the first GPU) or "cuda:N"; throws UserError for anything else.
+Device parse_device(const std::string& text);
+
 /// Mask and score.
 struct ScoreArguments {
   bool causal = false;
@@ -32,10 +43,11 @@ inline constexpr int kMaxThreads = 4096;
 /// Where and how to run.
 struct RunArguments {
   std::string backend = "automatic";
+  std::string device;  ///< "cpu", "cuda" or "cuda:N"; "": as the backend wants it
   int threads = 0;
 
   void add_to(CLI::App& command);
-  PlanOptions plan_options() const;
+  Place place() const;
 };
 
 /// Sizes of a problem made up on the spot.

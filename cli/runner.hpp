@@ -1,13 +1,14 @@
 // Plans with their workspace, ready to run.
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 
 #include "abacist/plan.hpp"
+#include "gpu.hpp"
 #include "memory.hpp"
 #include "operands.hpp"
+#include "options.hpp"
 #include "progress.hpp"
 #include "user_error.hpp"
 
@@ -16,33 +17,36 @@ namespace abacist::cli {
 /// Throws UserError with the planner's reason.
 Plan plan_or_throw(const Problem& problem, const PlanOptions& options);
 
-/// A plan and its workspace.
+/// How long a run took: the attention itself (on a GPU between two events), and the copies to and
+/// from the GPU.
+struct RunTime {
+  double seconds = 0.0;
+  double copy_seconds = 0.0;
+};
+
+/// A plan and its workspace. Tensors are those of the host: for a GPU they are copied there and
+/// back.
 class Runner {
  public:
-  Runner(const Problem& problem, const PlanOptions& options)
-      : plan_(plan_or_throw(problem, options)),
-        workspace_(allocate(static_cast<std::int64_t>(plan_.info().workspace_bytes))) {}
+  Runner(const Problem& problem, const Place& place);
+  Runner(const Problem& problem, const PlanOptions& options) : Runner(problem, Place{options}) {}
 
   const PlanInfo& info() const { return plan_.info(); }
   const Plan& plan() const { return plan_; }
+  const Place& place() const { return place_; }
 
-  /// Runs once; seconds. Throws UserError if the library refuses.
-  template <class Tensors>
-  double run(const Tensors& tensors, Progress* progress = nullptr) const {
-    RunOptions options;
-    options.workspace = {workspace_.get(), plan_.info().workspace_bytes};
-    if (progress != nullptr) {
-      options.progress = &Progress::callback;
-      options.progress_context = progress;
-    }
-    const auto start = std::chrono::steady_clock::now();
-    const Status status = plan_.run(tensors, options);
-    const auto end = std::chrono::steady_clock::now();
-    if (!status) throw UserError(status.error());
-    return std::chrono::duration<double>(end - start).count();
-  }
+  /// Runs once. Throws UserError if the library refuses.
+  RunTime run(const ForwardTensors& tensors, Progress* progress = nullptr) const;
+  RunTime run(const BackwardTensors& tensors, Progress* progress = nullptr) const;
+
+  /// Runs in a row on tensors that are on the GPU already; seconds of all of them.
+  double run_on_gpu(const ForwardTensors& tensors, std::int64_t runs) const;
 
  private:
+  template <class Tensors>
+  double run_on_host(const Tensors& tensors, Progress* progress) const;
+
+  Place place_;
   Plan plan_;
   std::shared_ptr<void> workspace_;
 };

@@ -3,6 +3,7 @@
 //   {"pass": "fwd", "dtype": "f32", "b": 1, "s_q": 1024, "s_k": 1024, "h_q": 16, "h_k": 16,
 //    "d_qk": 64, "d_v": 64, "causal": true, "threads": 2, "min_seconds": 0.3}
 //     -> {"runs": 31, "seconds_per_run": 0.00985, "flops": ..., "kernel": "..."}
+//   "device": "cuda" times on a GPU.
 //   {"peak": true, "threads": 2}  -> {"flops_per_second": ...}
 //   {"drop": true}                -> {"dropped": n}: frees the data of all problems so far
 //
@@ -56,7 +57,8 @@ BenchProblem problem_in(const Json& request) {
   p.d_qk = size_in(request, "d_qk");
   p.d_v = size_in(request, "d_v");
   p.causal = request.value("causal", false);
-  p.plan.threads = threads_in(request);
+  p.place.plan.threads = threads_in(request);
+  p.place.device = parse_device(request.value("device", "cpu"));
   return p;
 }
 

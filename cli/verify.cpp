@@ -259,7 +259,7 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
                                .o = c.o.out(),
                                .lse = c.lse.out(),
                                .alibi_slopes = inputs.slopes.in()};
-  const Runner runner(make_problem(forward, a.score.options()), a.run.plan_options());
+  const Runner runner(make_problem(forward, a.score.options()), a.run.place());
   c.kernels = runner.info().kernel;
   if (!a.backward()) {
     runner.run(forward);
@@ -282,7 +282,7 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
                                  .d_lse = c.d_lse.in(),
                                  .alibi_slopes = inputs.slopes.in()};
   // Planned before the forward runs, so that a refusal comes at once.
-  const Runner backward_runner(make_problem(backward, a.score.options()), a.run.plan_options());
+  const Runner backward_runner(make_problem(backward, a.score.options()), a.run.place());
   c.kernels += " and " + backward_runner.info().kernel;
   runner.run(forward);
   backward_runner.run(backward);

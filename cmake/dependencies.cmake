@@ -18,7 +18,15 @@ if(ABACIST_CUDA)
     message(FATAL_ERROR "ABACIST_CUDA is ON, but no CUDA compiler was found: put nvcc on the PATH, "
                         "or set CMAKE_CUDA_COMPILER. The CPU side builds with ABACIST_CUDA=OFF.")
   endif()
-  if(NOT EXISTS ${PROJECT_SOURCE_DIR}/src/cuda/CMakeLists.txt)
-    message(FATAL_ERROR "ABACIST_CUDA is ON, but this version has no CUDA backend yet.")
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES OFF)  # src/cuda names them itself
   endif()
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  # The runtime is linked in and finds the driver when it is first used: the library loads, and its
+  # CPU backend works, on machines without either.
+  find_package(CUDAToolkit 13.0 REQUIRED)
+  list(APPEND ABACIST_DEPENDENCIES CUDA::cudart_static)
 endif()

@@ -9,12 +9,13 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_BUILD_RPATH $ORIGIN)  # a program finds libraries carried along beside it: scripts/carry
 
 add_library(abacist_options INTERFACE)
-target_compile_options(abacist_options INTERFACE -Wall -Wextra -Wshadow -Wconversion
-                       $<$<BOOL:${ABACIST_WERROR}>:-Werror>
-                       -ffp-contract=off)  # the same bits whatever the optimiser fuses
+# -ffp-contract=off: the same bits whatever the optimiser fuses. (nvcc takes none of these.)
+target_compile_options(abacist_options INTERFACE $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:
+  -Wall -Wextra -Wshadow -Wconversion $<$<BOOL:${ABACIST_WERROR}>:-Werror> -ffp-contract=off>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # A false alarm of GCC 12 about std::string's operator+ (its bug 105651).
-  target_compile_options(abacist_options INTERFACE -Wno-restrict)
+  target_compile_options(abacist_options INTERFACE
+                         $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-Wno-restrict>)
 endif()
 if(ABACIST_SANITIZE)
   add_compile_options(-fsanitize=${ABACIST_SANITIZE} -fno-omit-frame-pointer

@@ -67,14 +67,15 @@ class Section:
         if results.total == 0:
             self.results.failures.append(f"{what} (ran no test)")
 
-    def build(self, preset, options=()):
+    def build(self, preset, options=(), targets=()):
         launcher = shutil.which("ccache")
         if launcher:
             options = [*options, f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}"]
         self.step("configure", ["cmake", "--preset", preset, *options])
-        self.step("build", ["cmake", "--build", "--preset", preset, "-j", jobs()])
+        some = ["--target", *targets] if targets else []
+        self.step("build", ["cmake", "--build", "--preset", preset, "-j", jobs(), *some])
 
-    def ctest(self, preset, env=None):
+    def ctest(self, preset, env=None, options=()):
         environment = {"CTEST_OUTPUT_ON_FAILURE": "1", **self.table(preset), **(env or {})}
         folder = TOP / "build" / preset
         report = folder / "ctest.xml"
@@ -83,7 +84,7 @@ class Section:
         self.counted("test", [
             "ctest", "--test-dir", folder, "-j", jobs(), "--timeout", 1200, "--no-tests=error",
             "--output-on-failure", "--output-junit", report, "--test-output-size-passed", whole,
-            "--test-output-size-failed", whole,
+            "--test-output-size-failed", whole, *options,
         ], lambda _: read_report(report), environment)
 
     def table(self, preset):
@@ -175,8 +176,12 @@ def neon(section):
 def cuda(section):
     if not shutil.which("nvcc"):
         raise SectionSkipped("no nvcc on this machine")
-    section.counted("compile and report", ["python3", "tests/cuda/compile_report.py"],
+    launcher = shutil.which("ccache")
+    section.build("cuda", [f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launcher}"] if launcher else [],
+                  ["abacist", "abacist_cli", "tests_cuda", "forward_harness"])
+    section.counted("compilers' reports", ["python3", "tests/cuda/compile_report.py"],
                     test_results.from_checks)
+    section.ctest("cuda", options=["-L", "^cuda$"])
 
 
 @dataclasses.dataclass
@@ -193,7 +198,7 @@ SECTIONS = {
     "asan": Entry(asan, 240, "AddressSanitizer and UndefinedBehaviorSanitizer"),
     "tsan": Entry(tsan, 120, "ThreadSanitizer"),
     "neon": Entry(neon, 180, "cross build for aarch64, run under qemu-user"),
-    "cuda": Entry(cuda, 600, "Hopper kernels: compile, read the compiler's report"),
+    "cuda": Entry(cuda, 600, "build with CUDA, the compiler's reports; with a GPU: run on it"),
 }
 
 

@@ -187,7 +187,11 @@ typedef struct abacist_run_options {
 
 /** Bits of a device run's status word, the first 4 bytes of its workspace: which operand in device
  *  memory broke its rules. */
-enum abacist_device_fault { ABACIST_FAULT_CU_SEQLENS_Q = 1, ABACIST_FAULT_CU_SEQLENS_K = 2 };
+enum abacist_device_fault {
+  ABACIST_FAULT_CU_SEQLENS_Q = 1,
+  ABACIST_FAULT_CU_SEQLENS_K = 2,
+  ABACIST_FAULT_KEY_LENGTHS = 4
+};
 
 /** Required alignment of a workspace. */
 #define ABACIST_WORKSPACE_ALIGNMENT 256

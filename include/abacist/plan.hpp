@@ -64,6 +64,7 @@ struct PlanInfo {
 struct DeviceFault {
   static constexpr std::uint32_t cu_seqlens_q = 1;
   static constexpr std::uint32_t cu_seqlens_k = 2;
+  static constexpr std::uint32_t key_lengths = 4;
 };
 
 /// Caller-owned memory for one run at a time; any initial content.
@@ -102,8 +103,8 @@ class ABACIST_API Plan {
   Status run(const ForwardTensors& tensors, const RunOptions& options = {}) const;
   Status run(const BackwardTensors& tensors, const RunOptions& options = {}) const;
 
-  /// What the last run with this workspace found in operands that only the device reads (varlen:
-  /// cu_seqlens). Waits for `options.stream`, then reads the status word. Ok, or an
+  /// What the last run with this workspace found in operands that only the device reads
+  /// (cu_seqlens, key_lengths). Waits for `options.stream`, then reads the status word. Ok, or an
   /// invalid_argument error that names the operand. Such data never makes a run touch memory
   /// outside its operands; the rows of a sequence whose lengths break the rules are unspecified.
   /// Plans without such operands are always fine and do not wait.
@@ -129,7 +130,9 @@ class ABACIST_API Plan {
 };
 
 /// Validates the problem, walks the implementations in order, and returns the plan of the first
-/// that serves, or why none does. Reads no tensor data; costs microseconds.
+/// that serves, or why none does. Reads no tensor data; costs microseconds. (On a GPU the first
+/// plan that chooses a kernel loads it there: milliseconds, and it may wait for work that is
+/// running. Later plans and all runs do neither.)
 ///
 ///     Result<Plan> p = plan(make_problem(tensors, options));
 ///     if (!p) return report(p.error());

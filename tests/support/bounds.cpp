@@ -233,7 +233,7 @@ void check_forward(const Instance& instance, const Results& actual, const Expect
   std::vector<double> bound(ref.size());
   const double factor = kFloatRoundoff * (4.0 + std::sqrt(static_cast<double>(c.d_qk)));
   for (std::size_t i = 0; i < ref.size(); ++i) {
-    bound[i] = factor * expected.plain.score_size[i];
+    bound[i] = factor * expected.plain.score_size[i] + 0x1p-126;  // what underflows is no error
   }
   check_within(std::string(to_string(c.dtype)) + " lse", actual.lse.spec(), actual.lse.values(),
                ref, bound, who + "\n  " + c.text());

@@ -29,7 +29,7 @@
 //     Otherwise oracle and plain version disagree by more than rounding: one of them is wrong, and
 //     a bound made of their difference would let anything pass.
 //
-//   LSE         |x - ref| <= u32 (4 + sqrt(d_qk)) (S + |ref|), row by row
+//   LSE         |x - ref| <= u32 (4 + sqrt(d_qk)) (S + |ref|) + 2^-126, row by row
 //     S as above, but of the row's own keys: LSE is a mean of the scores plus a logarithm, so its
 //     error is a mean of theirs, that of one score where a key takes it all (an attention sink):
 //     d_qk products added to partial sums of size up to S. Storing it costs u32 |ref|.

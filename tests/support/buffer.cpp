@@ -17,12 +17,13 @@ std::pair<std::int64_t, std::int64_t> lay_out(TensorSpec& spec, const Layout& la
                                               Random& random) {
   std::array<std::size_t, kMaxRank> order{};
   const auto rank = static_cast<std::size_t>(spec.rank);
+  const std::int64_t step = layout.tma ? 8 : 1;
+  const std::int64_t fixed = layout.tma ? 1 : 0;                   // axes that stay innermost
   for (std::size_t a = 0; a < rank; ++a) order[a] = rank - 1 - a;  // innermost first
   if (layout.random && random.chance(0.5)) {
-    for (std::size_t a = rank; a > 1; --a) {
-      std::swap(
-          order[a - 1],
-          order[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(a) - 1))]);
+    for (auto a = static_cast<std::int64_t>(rank); a > 1 + fixed; --a) {
+      std::swap(order[static_cast<std::size_t>(a - 1)],
+                order[static_cast<std::size_t>(random.integer(fixed, a - 1))]);
     }
   }
   std::int64_t broadcast = -1;
@@ -31,7 +32,8 @@ std::pair<std::int64_t, std::int64_t> lay_out(TensorSpec& spec, const Layout& la
   if (layout.broadcast && random.chance(0.15) && spec.rank > 1) {
     broadcast = random.integer(0, spec.rank - 2);
   }
-  std::int64_t next = layout.random && random.chance(0.25) ? random.integer(2, 3) : 1;
+  std::int64_t next =
+      layout.random && !layout.tma && random.chance(0.25) ? random.integer(2, 3) : 1;
   std::int64_t lowest = 0;
   std::int64_t highest = 0;
   for (std::size_t n = 0; n < rank; ++n) {
@@ -41,11 +43,12 @@ std::pair<std::int64_t, std::int64_t> lay_out(TensorSpec& spec, const Layout& la
       spec.stride[a] = 0;
       continue;
     }
-    const bool negative = layout.random && random.chance(0.15);
+    const bool negative = layout.random && !layout.tma && random.chance(0.15);
     spec.stride[a] = negative ? -next : next;
     (negative ? lowest : highest) += spec.stride[a] * steps;
     next *= std::max<std::int64_t>(spec.shape[a], 1);
-    if (layout.random && random.chance(0.3)) next += random.integer(1, 9);
+    next = (next + step - 1) / step * step;
+    if (layout.random && random.chance(0.3)) next += step * random.integer(1, 9);
   }
   return {highest - lowest + 1, -lowest};
 }
@@ -58,7 +61,8 @@ Buffer::Buffer(DType dtype, std::vector<std::int64_t> shape, Layout layout, std:
   spec_.rank = static_cast<int>(shape.size());
   std::copy(shape.begin(), shape.end(), spec_.shape.begin());
   const auto [span, first] = lay_out(spec_, layout, random);
-  const std::int64_t offset = layout.odd_offset ? 1 : (layout.random ? random.integer(0, 7) : 0);
+  const std::int64_t offset =
+      layout.odd_offset ? 1 : (layout.random ? random.integer(0, 7) * (layout.tma ? 8 : 1) : 0);
   origin_ = kGuard + offset + first;
   bytes_.assign(static_cast<std::size_t>((2 * kGuard + offset + span) * size_of(dtype)),
                 std::byte{0xff});

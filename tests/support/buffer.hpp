@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct Layout {
   bool random = false;      ///< permuted axes, padding, inner and negative strides, offset
   bool broadcast = false;   ///< one axis, not the last, may get stride 0 (inputs)
   bool odd_offset = false;  ///< data is aligned to one element only
+  bool tma = false;         ///< last axis contiguous, other strides and the offset multiples of 8
 };
 
 /// Every byte outside the elements (guard zones, padding, gaps of strides) holds 0xff, a NaN in
@@ -44,6 +46,12 @@ class Buffer {
   /// Calls visit(index, element offset) in row-major order.
   void for_each(const std::function<void(const std::array<std::int64_t, kMaxRank>&, std::int64_t)>&
                     visit) const;
+
+  /// The whole memory, guard zones included, and where element 0, ..., 0 lies in it: to be copied
+  /// to a device and back.
+  std::span<std::byte> memory() { return bytes_; }
+  std::span<const std::byte> memory() const { return bytes_; }
+  std::int64_t origin_bytes() const { return origin_ * size_of(spec_.dtype); }
 
   /// Remembers every byte as it is now.
   void freeze() { frozen_ = bytes_; }

@@ -98,7 +98,8 @@ static_assert(number(Backend::automatic) == ABACIST_BACKEND_AUTOMATIC &&
               number(Backend::reference) == ABACIST_BACKEND_REFERENCE &&
               number(Backend::cuda) == ABACIST_BACKEND_CUDA);
 static_assert(DeviceFault::cu_seqlens_q == ABACIST_FAULT_CU_SEQLENS_Q &&
-              DeviceFault::cu_seqlens_k == ABACIST_FAULT_CU_SEQLENS_K);
+              DeviceFault::cu_seqlens_k == ABACIST_FAULT_CU_SEQLENS_K &&
+              DeviceFault::key_lengths == ABACIST_FAULT_KEY_LENGTHS);
 
 bool used(const Row& row, Pass pass) {
   return pass == Pass::forward ? row.forward.used() : row.backward.used();

@@ -1,6 +1,6 @@
 """Writes wgmma.inc: one function per wgmma shape that the sm_90 kernels use.
 
-    python3 generate_wgmma.py 64 128 ... > BUILD/wgmma.inc
+    python3 generate_wgmma.py > BUILD/wgmma.inc
 
 PTX wants every accumulator register spelled out (N / 2 of them), which C++ cannot loop over inside
 an asm statement. So the text is generated into the build folder; nothing generated is committed.
@@ -8,8 +8,6 @@ an asm statement. So the text is generated into the build folder; nothing genera
 wgmma_ss<Element, TransposeB>: A and B in shared memory. wgmma_rs: A in registers.
 accumulate = 0 overwrites the accumulator. A is K-major; TransposeB = 1 says B is MN-major.
 """
-
-import sys
 
 
 def function(n: int, ptx_type: str, element: str, a_in_registers: bool) -> str:
@@ -39,8 +37,10 @@ def function(n: int, ptx_type: str, element: str, a_in_registers: bool) -> str:
     )
 
 
+SIZES = (64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+
 if __name__ == "__main__":
-    for size in map(int, sys.argv[1:]):
+    for size in SIZES:
         for ptx_type, element in (("bf16", "__nv_bfloat16"), ("f16", "__half")):
             for a_in_registers in (False, True):
                 print(function(size, ptx_type, element, a_in_registers))

@@ -67,6 +67,24 @@ struct ForwardStatus {
 
 size_t forward_workspace_bytes(const ForwardArguments& arguments);
 
+struct ForwardInstance;
+
+// What a launch on a GPU with so many multiprocessors would be.
+struct ForwardChoice {
+  const ForwardInstance* instance = nullptr;  // null: nothing to launch
+  int rows = 0, keys = 0;                     // of a tile
+  int threads = 0, blocks = 0;                // of the launch
+  int64_t query_tiles = 0;                    // of all heads; varlen: at most
+};
+
+// Of pointers only whether they are null counts: what a plan needs, without memory or a GPU.
+ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocessors,
+                             ForwardChoice& choice);
+
+// Loads the kernel onto the current device. The first launch does so, too, but may then wait for
+// what runs there.
+cudaError_t load_forward(const ForwardChoice& choice);
+
 // Enqueues the forward pass on `stream`: no allocation, no synchronisation. After a status other
 // than ok nothing has been launched (a cuda_error of the launch itself excepted).
 ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream);

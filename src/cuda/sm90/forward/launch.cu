@@ -81,13 +81,30 @@ const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bo
   return chosen;
 }
 
+// The order in which query tiles are taken, and how many units of work that makes.
+struct Order {
+  int kind;
+  int64_t units;
+};
+
+Order choose_order(const ForwardArguments& arguments, int64_t tiles_per_head) {
+  const ForwardGeometry& g = arguments.geometry;
+  const int64_t heads = g.b * g.h_q;
+  const bool uneven = arguments.mask.right < g.s_q + g.s_k && tiles_per_head > 1;
+  const int kind = uneven ? arguments.tile_order == 2 ? 2 : 1 : 0;
+  if (kind != 1) return {kind, heads * tiles_per_head};
+  const int64_t two_heads = tiles_per_head / 2 * 2 + tiles_per_head % 2;  // units of two heads
+  return {kind, (heads / 2) * two_heads + heads % 2 * two_heads};
+}
+
 }  // namespace
 
 size_t forward_workspace_bytes(const ForwardArguments&) { return 0; }
 
-ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
+ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocessors,
+                             ForwardChoice& choice) {
   const ForwardGeometry& g = arguments.geometry;
-  const ForwardOperands& t = arguments.operands;
+  choice = {};
   if (g.b == 0 || g.h_q == 0 || g.s_q == 0) return {};
   if (g.b < 0 || g.h_q < 0 || g.h_k < 1 || g.s_q < 0 || g.s_k < 0 || g.h_q % g.h_k != 0) {
     return {ForwardStatus::invalid, "lengths must not be negative and h_q a multiple of h_k",
@@ -106,6 +123,39 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
   const ForwardInstance* instance = find_instance(g, modified, !arguments.no_short_shapes);
   if (!instance) return refuse("no kernel for this head dimension and type");
+  const ForwardTile& tile = instance->tile;
+  const int64_t tiles_per_head = (g.s_q + tile.rows() - 1) / tile.rows();
+  if (g.b > (int64_t(1) << 30) / g.h_q / tiles_per_head)
+    return refuse("more than 2^30 query tiles");
+  choice.instance = instance;
+  choice.rows = tile.rows();
+  choice.keys = tile.keys;
+  choice.threads = tile.threads();
+  choice.query_tiles = g.b * g.h_q * tiles_per_head;
+  choice.blocks =
+      int(std::min<int64_t>(multiprocessors, choose_order(arguments, tiles_per_head).units));
+  return {};
+}
+
+cudaError_t load_forward(const ForwardChoice& choice) {
+  if (!choice.instance) return cudaSuccess;
+  return cudaFuncSetAttribute(choice.instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              int(choice.instance->shared_bytes));
+}
+
+ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
+  const ForwardGeometry& g = arguments.geometry;
+  const ForwardOperands& t = arguments.operands;
+  const ForwardScore& score = arguments.score;
+  int device = 0, multiprocessors = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
+  ForwardChoice choice;
+  const ForwardStatus chosen = choose_forward(arguments, multiprocessors, choice);
+  if (chosen.code != ForwardStatus::ok || !choice.instance) return chosen;
+  const ForwardInstance* instance = choice.instance;
   const bool varlen_q = g.cu_seqlens_q, varlen_k = g.cu_seqlens_k;
   const int64_t q_b = varlen_q ? 1 : g.b, q_s = varlen_q ? g.total_q : g.s_q;
   const int64_t k_b = varlen_k ? 1 : g.b, k_s = varlen_k ? g.total_k : g.s_k;
@@ -145,9 +195,9 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
     p.softcap_out = float(kLog2E * score.softcap);
   }
-  if (p.scale_log2 == 0 && !modified)
-    p.scale_log2 = 0x1p-126f;  // 0 times a masked score of -inf would be NaN
-  p.frozen_masked = modified || p.scale_log2 > 0;
+  if (p.scale_log2 == 0 && !instance->modified)
+    p.scale_log2 = 0x1p-149f;  // 0 times a masked score of -inf would be NaN
+  p.frozen_masked = instance->modified || p.scale_log2 > 0;
   p.b = int(g.b);
   p.h_q = int(g.h_q);
   p.heads_per_kv_head = int(g.h_q / g.h_k);
@@ -164,27 +214,14 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
 
   const int64_t tiles_per_head = (g.s_q + tile.rows() - 1) / tile.rows();
   const int64_t heads = g.b * g.h_q;
-  if (heads * tiles_per_head >= int64_t(1) << 30) return refuse("more than 2^30 query tiles");
   p.tiles_per_head = int(tiles_per_head);
-  p.tile_count = int(heads * tiles_per_head);
+  p.tile_count = int(choice.query_tiles);
   // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
   const int64_t head_bytes = std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / g.h_q);
   p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
-  const bool uneven = p.right < far && tiles_per_head > 1;
-  p.order = uneven ? arguments.tile_order == 2 ? 2 : 1 : 0;
+  p.order = choose_order(arguments, tiles_per_head).kind;
   if (p.order == 2) p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
-  const int64_t two_heads = tiles_per_head / 2 * 2 + tiles_per_head % 2;  // units of two heads
-  const int64_t units =
-      p.order == 1 ? (heads / 2) * two_heads + heads % 2 * two_heads : p.tile_count;
-
-  int device = 0, multiprocessors = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 int(instance->shared_bytes));
-  }
+  error = load_forward(choice);
   if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
   if (error == cudaSuccess) {
     void* kernel_arguments[] = {&p};
@@ -194,7 +231,7 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(unsigned(std::min<int64_t>(multiprocessors, units)));
+    launch.gridDim = dim3(unsigned(choice.blocks));
     launch.blockDim = dim3(unsigned(tile.threads()));
     launch.dynamicSmemBytes = instance->shared_bytes;
     launch.stream = stream;

@@ -3,13 +3,29 @@
 //
 //   x = scale q.k;  x = cap tanh(x / cap);  x = x - slope |i + shift - j|;  left in s: x log2(e)
 //
-// tanh(y) = 1 - 2 / (1 + e^2y): about 1e-7 absolute, so cap * 1e-7 in the score. tanh.approx would
-// be one instruction, but its error of 2^-11 is one of 0.024 at cap 50.
+// tanh(y) = 1 - 2 / (1 + e^2y) cancels where y is small: an error of 1e-7 cap, however small the
+// score (cap 1e4: LSE off by 1e-3). Below 0.625 it is y + y^3 P(y^2) instead, P as in Cephes'
+// tanhf: a few units in the last place of the score. tanh.approx would be one instruction, but its
+// error of 2^-11 is one of 0.024 at cap 50.
 #pragma once
 #include "../../ptx/sm90.cuh"
 #include "params.cuh"
 
 namespace abacist::cuda::sm90 {
+
+// tanh(y) of t = 2 log2(e) y; the polynomial is one of t, too (few registers are left here).
+__device__ __forceinline__ float tanh_of(float t) {
+  constexpr double kY = 0.34657359027997264, kZ = kY * kY;  // y = kY t
+  const float z = t * t;
+  float p = fmaf(float(-5.70498872745e-3 * kZ * kZ * kZ * kZ * kZ * kY), z,
+                 float(2.06390887954e-2 * kZ * kZ * kZ * kZ * kY));
+  p = fmaf(p, z, float(-5.37397155531e-2 * kZ * kZ * kZ * kY));
+  p = fmaf(p, z, float(1.33314422036e-1 * kZ * kZ * kY));
+  p = fmaf(p, z, float(-3.33332819422e-1 * kZ * kY));
+  p = fmaf(p, z, float(kY)) * t;
+  if (fabsf(t) < 1.8f) return p;
+  return fmaf(__fdividef(1.0f, ptx::exp2_approx(t) + 1.0f), -2.0f, 1.0f);
+}
 
 // diagonal: i + shift - j of this thread's first row and the first of its columns.
 template <int N>
@@ -17,10 +33,7 @@ __device__ __forceinline__ void modify_scores(float (&s)[N], const ForwardParams
                                               float diagonal) {
   if (p.softcap_out != 0.0f) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float e = ptx::exp2_approx(s[i] * p.softcap_in);
-      s[i] = fmaf(__fdividef(-2.0f, e + 1.0f), p.softcap_out, p.softcap_out);
-    }
+    for (int i = 0; i < N; ++i) s[i] = tanh_of(s[i] * p.softcap_in) * p.softcap_out;
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) s[i] *= p.scale_log2;

@@ -1,0 +1,123 @@
+#include "cuda/backend/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+
+namespace abacist::cuda {
+namespace {
+
+Error no_device(const std::string& why) { return {ErrorCode::unsupported, "", why}; }
+
+Result<DeviceFacts> ask_driver(int index) {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    int driver = 0;
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+      return no_device("this machine has no NVIDIA driver");
+    }
+    return no_device(std::string("no GPU can be used: ") + cudaGetErrorString(error));
+  }
+  if (index >= count) {
+    return no_device("there is no cuda:" + std::to_string(index) + "; this process sees " +
+                     std::to_string(count) + " GPU" + (count == 1 ? "" : "s"));
+  }
+  cudaDeviceProp properties;
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, index); error != cudaSuccess) {
+    cudaGetLastError();
+    return device_error(error, "cudaGetDeviceProperties");
+  }
+  DeviceFacts facts;
+  facts.index = index;
+  facts.name = properties.name;
+  facts.capability = properties.major * 10 + properties.minor;
+  facts.multiprocessors = properties.multiProcessorCount;
+  facts.memory = static_cast<std::int64_t>(properties.totalGlobalMem);
+  facts.reads_host = properties.pageableMemoryAccess != 0;
+  return facts;
+}
+
+/// Errors that a kernel or copy leaves when it runs, not when it is enqueued; they end the context.
+bool is_fault_of_execution(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorECCUncorrectable:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Result<DeviceFacts> device_facts(int index) {
+  static std::mutex mutex;
+  static std::map<int, DeviceFacts> known;
+  const std::lock_guard lock(mutex);
+  if (const auto found = known.find(index); found != known.end()) return found->second;
+  auto facts = ask_driver(index);
+  if (facts) known.emplace(index, facts.value());
+  return facts;
+}
+
+std::vector<DeviceFacts> all_devices(std::string& why_none) {
+  std::vector<DeviceFacts> all;
+  while (true) {
+    auto facts = device_facts(static_cast<int>(all.size()));
+    if (!facts) {
+      if (all.empty()) why_none = facts.error().message;
+      return all;
+    }
+    all.push_back(std::move(facts).value());
+  }
+}
+
+CurrentDevice::CurrentDevice(int index) {
+  int current = 0;
+  cudaError_t error = cudaGetDevice(&current);
+  if (error == cudaSuccess && current != index) {
+    error = cudaSetDevice(index);
+    if (error == cudaSuccess) before_ = current;
+  }
+  if (error != cudaSuccess) {
+    status_ = device_error(error, "making cuda:" + std::to_string(index) + " current");
+  }
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+Error device_error(int code, const std::string& what) {
+  const auto error = static_cast<cudaError_t>(code);
+  const std::string text = std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error);
+  // The caller hears of it here; the runtime need not say it once more.
+  cudaGetLastError();
+  if (is_fault_of_execution(error)) {
+    return {ErrorCode::device_error, "",
+            "work enqueued before this call failed, this call enqueued nothing: " + text};
+  }
+  if (error == cudaErrorMemoryAllocation) {
+    return {ErrorCode::out_of_memory, "", what + ": " + text};
+  }
+  return {ErrorCode::device_error, "", what + ": " + text};
+}
+
+Result<bool> check_stream(Stream stream) {
+  cudaStreamCaptureStatus capture;
+  const cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  if (error == cudaSuccess) return capture != cudaStreamCaptureStatusNone;
+  return device_error(error, "the stream");
+}
+
+}  // namespace abacist::cuda

@@ -1,0 +1,143 @@
+#include "cuda/backend/plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "core/figures.hpp"
+#include "core/saturate.hpp"
+#include "cuda/backend/decline.hpp"
+#include "cuda/sm90/forward/instance.hpp"
+
+namespace abacist::cuda {
+namespace {
+
+using core::Count;
+
+constexpr std::size_t kStatusBytes = 256;
+constexpr std::int64_t kCountedTiles = std::int64_t{1} << 14;  // a plan costs microseconds
+
+sm90::ForwardStrides strides_of(const TensorSpec& spec) {
+  const core::RowStrides strides(spec);
+  return {strides.batch, strides.row, strides.head};
+}
+
+/// Stands for memory that a plan does not have yet.
+template <class T>
+const T* some(const TensorSpec& spec) {
+  static const T kAny{};
+  return spec.present() ? &kAny : nullptr;
+}
+
+/// Keys that the query tiles of all heads load: a tile walks whole key tiles, which TMA cuts at the
+/// end of the tensor.
+Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& choice) {
+  const core::Geometry& g = resolved.geometry;
+  const std::int64_t rows = choice.rows;
+  const std::int64_t tiles = (g.s_q + rows - 1) / rows;
+  if (g.ragged() || tiles > kCountedTiles) {
+    const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+    const std::int64_t window = rule.left + rule.right + rows + 2 * std::int64_t{choice.keys};
+    // Ragged sequences: one tile more each.
+    const Count all = g.varlen ? Count{g.total_q / rows + g.b} * g.h_q : Count{choice.query_tiles};
+    return {(all * std::min({g.s_k, g.total_k, window})).value, false};
+  }
+  const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+  Count keys = 0;
+  for (std::int64_t tile = 0; tile < tiles; ++tile) {
+    const core::Interval seen = rule.visible_any(tile * rows, std::min((tile + 1) * rows, g.s_q));
+    if (seen.empty()) continue;
+    const std::int64_t begin = seen.begin / choice.keys * choice.keys;
+    const std::int64_t end = (seen.end + choice.keys - 1) / choice.keys * choice.keys;
+    keys = keys + (std::min(end, g.s_k) - begin);
+  }
+  return {(keys * g.b * g.h_q).value, true};
+}
+
+void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& choice,
+                  PlanInfo& info) {
+  const core::Geometry& g = resolved.geometry;
+  info.visible_pairs = core::visible_pairs(resolved);
+  info.flops = {(Count{info.visible_pairs.value} * 2 * (g.d_qk + g.d_v)).value,
+                info.visible_pairs.exact};
+  const std::int64_t lse = resolved.problem.operands.lse.present() ? 4 : 0;
+  const Count once = Count{g.total_q} * g.h_q * ((g.d_qk + g.d_v) * 2 + lse);
+  const Figure keys = loaded_keys(resolved, choice);
+  info.slow_memory_bytes = {(once + Count{keys.value} * (g.d_qk + g.d_v) * 2).value, keys.exact};
+  info.standard_memory_bytes = core::standard_forward_bytes(resolved);
+}
+
+/// "cuda.forward.sm90.bf16.d192x128": the head dimensions computed with.
+std::string kernel_name(const sm90::ForwardInstance& instance) {
+  std::string name = "cuda.forward.sm90.";
+  name += instance.type == sm90::ForwardType::bf16 ? "bf16" : "f16";
+  name += ".d" + std::to_string(instance.tile.d_qk) + "x" + std::to_string(instance.tile.d_v);
+  return instance.modified ? name + ".score" : name;
+}
+
+}  // namespace
+
+sm90::ForwardArguments forward_arguments(const core::Resolved& resolved) {
+  const core::Geometry& g = resolved.geometry;
+  const Operands& x = resolved.problem.operands;
+  const Mask& mask = resolved.problem.options.mask;
+  sm90::ForwardArguments a;
+  a.operands.q_stride = strides_of(x.q);
+  a.operands.k_stride = strides_of(x.k);
+  a.operands.v_stride = strides_of(x.v);
+  a.operands.o_stride = strides_of(x.o);
+  a.geometry.type = x.q.dtype == DType::f16 ? sm90::ForwardType::f16 : sm90::ForwardType::bf16;
+  a.geometry.b = g.b;
+  a.geometry.s_q = g.s_q;
+  a.geometry.s_k = g.s_k;
+  a.geometry.h_q = g.h_q;
+  a.geometry.h_k = g.h_k;
+  a.geometry.d_qk = g.d_qk;
+  a.geometry.d_v = g.d_v;
+  a.geometry.total_q = g.varlen ? g.total_q : 0;
+  a.geometry.total_k = g.varlen ? g.total_k : 0;
+  a.geometry.cu_seqlens_q = some<std::int32_t>(x.cu_seqlens_q);
+  a.geometry.cu_seqlens_k = some<std::int32_t>(x.cu_seqlens_k);
+  a.geometry.k_lengths = some<std::int32_t>(x.key_lengths);
+  a.mask.left = mask.window.left;
+  a.mask.right = mask.causal ? 0 : mask.window.right;
+  a.mask.top_left = mask.align == Align::top_left;
+  a.score.scale = static_cast<float>(resolved.scale);
+  a.score.softcap = static_cast<float>(resolved.problem.options.score.softcap);
+  a.score.alibi_slopes = some<float>(x.alibi_slopes);
+  a.score.sinks = some<float>(x.sinks);
+  return a;
+}
+
+Result<core::Draft> plan_on(const core::Resolved& resolved, const DeviceFacts& device) {
+  if (auto reason = decline(resolved)) return *reason;
+  if (auto reason = decline(device)) return *reason;
+  const sm90::ForwardArguments arguments = forward_arguments(resolved);
+  sm90::ForwardChoice choice;
+  const sm90::ForwardStatus status =
+      sm90::choose_forward(arguments, device.multiprocessors, choice);
+  if (status.code != sm90::ForwardStatus::ok) {
+    return Error{ErrorCode::unsupported, "", status.reason};
+  }
+  Choices choices;
+  choices.device = device;
+  choices.launch = choice;
+  choices.status_bytes = resolved.geometry.ragged() ? kStatusBytes : 0;
+  core::Draft draft;
+  PlanInfo& info = draft.info;
+  info.kernel = choice.instance != nullptr ? kernel_name(*choice.instance) : "cuda.forward.nothing";
+  info.rows = choice.rows;
+  info.keys = choice.keys;
+  info.work_items = choice.query_tiles;
+  info.threads = choice.threads;
+  info.grid = choice.blocks;
+  info.workspace_bytes = choices.status_bytes + sm90::forward_workspace_bytes(arguments);
+  if (choice.instance != nullptr) {
+    fill_figures(resolved, choice, info);
+  } else {
+    info.standard_memory_bytes = {};
+  }
+  draft.choices = std::make_shared<Choices>(std::move(choices));
+  return draft;
+}
+
+}  // namespace abacist::cuda

@@ -1,0 +1,63 @@
+"""Writes the translation units of the Hopper forward kernel's instances, and the table of them.
+
+    python3 generate_instances.py FOLDER [INSTANCE...]     e.g. bf16_3 f16_0m; default: all
+
+An instance is a type, an index into kForwardTiles (config.hpp), and "m" if scores are modified
+(softcap, ALiBi). Prints the names; files that would not change are left alone."""
+
+import pathlib
+import sys
+
+ELEMENTS = {"bf16": "__nv_bfloat16", "f16": "__half"}
+PLAIN = range(8)
+MODIFIED = (0, 2, 3, 5, 6)  # the other shapes would spill
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+def all_instances():
+    shapes = [str(i) for i in PLAIN] + [f"{i}m" for i in MODIFIED]
+    return [f"{element}_{shape}" for shape in shapes for element in ELEMENTS]
+
+
+def unit(name):
+    element, shape = name.split("_")
+    modified = "true" if shape.endswith("m") else "false"
+    return f"""#include "{HERE}/instance.cuh"
+namespace abacist::cuda::sm90 {{
+extern const ForwardInstance forward_{name} =
+    make_forward_instance<{shape.removesuffix("m")}, {ELEMENTS[element]}, {modified}>();
+}}  // namespace abacist::cuda::sm90
+"""
+
+
+def table(names):
+    externs = "\n".join(f"extern const ForwardInstance forward_{name};" for name in names)
+    rows = "\n".join(f"    &forward_{name}," for name in names)
+    return f"""#include "{HERE}/instance.hpp"
+namespace abacist::cuda::sm90 {{
+{externs}
+const ForwardInstance* const kForwardInstances[] = {{
+{rows}
+}};
+const int kForwardInstanceCount = {len(names)};
+}}  // namespace abacist::cuda::sm90
+"""
+
+
+def write(path, text):
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    names = sys.argv[2:] or all_instances()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        write(folder / f"{name}.cu", unit(name))
+    write(folder / "list.cu", table(names))
+    print("\n".join(names))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+# Tests of the CUDA backend. Those of refusals and plans need no GPU; the others are skipped, with the
+# reason, where there is none.
+set(cuda_options $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a
+                 --expt-relaxed-constexpr>)
+add_executable(tests_cuda
+  conformance/table.cpp
+  cuda/decline_test.cpp
+  cuda/fault.cu
+  cuda/gpu_conformance_test.cpp
+  cuda/gpu_large_test.cpp
+  cuda/gpu_run_test.cpp
+  cuda/support/gpu.cpp)
+target_compile_options(tests_cuda PRIVATE ${cuda_options})
+target_link_libraries(tests_cuda PRIVATE abacist_test_support CUDA::cudart_static)
+gtest_discover_tests(tests_cuda DISCOVERY_MODE PRE_TEST
+  PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu)  # one at a time: they look at free memory
+
+# The kernel's own harness, on the library's objects: every shape, forced paths, no library above it.
+add_executable(forward_harness cuda/forward_harness.cu)
+target_compile_options(forward_harness PRIVATE ${cuda_options})
+target_link_libraries(forward_harness PRIVATE abacist_objects CUDA::cudart_static)
+add_test(NAME cuda.forward_harness COMMAND forward_harness)
+set_tests_properties(cuda.forward_harness PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu
+  SKIP_REGULAR_EXPRESSION
+  "CUDA driver version is insufficient;no CUDA-capable device")
+
+if(ABACIST_BUILD_CLI)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  add_test(NAME cuda.library
+           COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/check_library.py
+                   $<TARGET_FILE:abacist_cli>)
+  set_tests_properties(cuda.library PROPERTIES LABELS cuda TIMEOUT 300)
+endif()
