@@ -27,7 +27,7 @@ struct Error {
   std::string message;   ///< e.g. "h_k is 3, must divide h_q = 4".
 };
 
-/// "invalid argument: k: h_k is 3, must divide h_q = 4"
+/// "invalid argument: k: h_k is 3, must divide h_q = 4"; "" if there is no memory for it
 ABACIST_API std::string to_string(const Error& error);
 
 /// A value or an Error.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdio>
 #include <iterator>
+#include <new>
 #include <string>
 
 #include "abacist/plan.hpp"
@@ -129,7 +130,7 @@ std::string cost_lines(const Problem& problem, const PlanInfo& info) {
 
 }  // namespace
 
-std::string explain(const Plan& plan) {
+std::string explain(const Plan& plan) try {
   const Problem& problem = plan.problem();
   const PlanInfo& info = plan.info();
   const bool backward = problem.pass == Pass::backward;
@@ -140,6 +141,8 @@ std::string explain(const Plan& plan) {
   text += cost_lines(problem, info);
   for (const std::string& declined : info.declined) text += line("passed over", declined);
   return text;
+} catch (const std::bad_alloc&) {
+  return {};
 }
 
 }  // namespace abacist

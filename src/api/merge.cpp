@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "abacist/attention.hpp"
+#include "api/caught.hpp"
 #include "api/tensors.hpp"
 #include "api/validate.hpp"
 #include "core/text.hpp"
@@ -61,7 +62,7 @@ Status check_sinks(const ConstTensor& sinks, std::int64_t heads) {
 }  // namespace
 
 Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse,
-             const ConstTensor& sinks) {
+             const ConstTensor& sinks) try {
   if (o.rank != 3 && o.rank != 4) {
     return api::invalid("o", "rank is " + std::to_string(o.rank) +
                                  ", must be 4 [b, s_q, h_q, d_v] or 3 [total_q, h_q, d_v]");
@@ -81,6 +82,8 @@ Status merge(std::span<const Partial> parts, const Tensor& o, const Tensor& lse,
   if (heads == 0) return {};  // nothing to write in any row
   cpu::merge_rows(parts, o, lse, sinks, rows, cpu::default_threads());
   return {};
+} catch (...) {
+  return api::caught();
 }
 
 }  // namespace abacist

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "abacist/attention.hpp"
+#include "api/caught.hpp"
 #include "api/registry.hpp"
 #include "api/tensors.hpp"
 #include "api/validate.hpp"
@@ -37,7 +38,7 @@ Result<Backend> forced_backend(const PlanOptions& options) {
 
 template <class Tensors>
 Status run_checked(const Plan::State* state, const Tensors& tensors, const RunOptions& options,
-                   Status (*run)(const Plan::State&, const Tensors&, const RunOptions&)) {
+                   Status (*run)(const Plan::State&, const Tensors&, const RunOptions&)) try {
   if (state == nullptr) return api::invalid("plan", "is empty, must come from plan()");
   const PlanInfo& info = state->draft.info;
   const Device device = state->resolved.problem.operands.q.device;
@@ -48,11 +49,13 @@ Status run_checked(const Plan::State* state, const Tensors& tensors, const RunOp
   const Workspace used{options.workspace.data, info.workspace_bytes};
   if (Status s = api::check_tensors(state->resolved, tensors, used); !s) return s;
   return run(*state, tensors, options);
+} catch (...) {
+  return api::caught();
 }
 
 }  // namespace
 
-Result<Plan> plan(const Problem& problem, const PlanOptions& options) {
+Result<Plan> plan(const Problem& problem, const PlanOptions& options) try {
   auto resolved = api::resolve(problem);
   if (!resolved) return resolved.error();
   const auto backend = forced_backend(options);
@@ -85,6 +88,8 @@ Result<Plan> plan(const Problem& problem, const PlanOptions& options) {
   std::string reasons;
   for (const std::string& reason : declined) reasons += (reasons.empty() ? "" : "; ") + reason;
   return Error{ErrorCode::unsupported, "", "no implementation serves: " + reasons};
+} catch (...) {
+  return api::caught();
 }
 
 const PlanInfo& Plan::info() const noexcept {
@@ -112,15 +117,17 @@ Status Plan::run(const BackwardTensors& tensors, const RunOptions& options) cons
       });
 }
 
-Status Plan::device_status(const RunOptions& options) const {
+Status Plan::device_status(const RunOptions& options) const try {
   if (state_ == nullptr) return api::invalid("plan", "is empty, must come from plan()");
   if (state_->implementation->device_status == nullptr) return {};
   if (Status s = api::check_workspace(state_->draft.info, options.workspace); !s) return s;
   return state_->implementation->device_status(state_->resolved, state_->draft, options);
+} catch (...) {
+  return api::caught();
 }
 
 template <class Tensors>
-Status Plan::run_allocating(const Tensors& tensors, const RunOptions& options) const {
+Status Plan::run_allocating(const Tensors& tensors, const RunOptions& options) const try {
   const std::size_t bytes = info().workspace_bytes;
   if (bytes == 0 || options.workspace.data != nullptr) return run(tensors, options);
   const core::Memory& memory = state_->implementation->memory;
@@ -131,6 +138,8 @@ Status Plan::run_allocating(const Tensors& tensors, const RunOptions& options) c
   const Status ran = run(tensors, with_workspace);
   const Status released = memory.release(allocated.value(), state_->resolved, options);
   return ran ? released : ran;
+} catch (...) {  // from allocate or release; run() lets nothing out
+  return api::caught();
 }
 
 Status forward(const ForwardTensors& tensors, const Options& options,

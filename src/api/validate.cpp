@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 
+#include "api/caught.hpp"
 #include "api/overlap.hpp"
 #include "core/operands.hpp"
 #include "core/text.hpp"
@@ -359,10 +360,12 @@ Result<core::Resolved> resolve(const Problem& problem) { return Validator(proble
 
 namespace abacist {
 
-Status validate(const Problem& problem) {
+Status validate(const Problem& problem) try {
   auto resolved = api::resolve(problem);
   if (!resolved) return resolved.error();
   return {};
+} catch (...) {
+  return api::caught();
 }
 
 }  // namespace abacist

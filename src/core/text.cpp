@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <limits>
+#include <new>
 
 #include "abacist/plan.hpp"
 #include "abacist/version.hpp"
@@ -81,10 +82,12 @@ const char* to_string(Backend backend) noexcept {
   return "unknown";
 }
 
-std::string to_string(const Error& error) {
+std::string to_string(const Error& error) try {
   std::string text = to_string(error.code);
   if (!error.argument.empty()) text += ": " + error.argument;
   return text + ": " + error.message;
+} catch (const std::bad_alloc&) {
+  return {};
 }
 
 const char* version() noexcept { return "0.1.0"; }

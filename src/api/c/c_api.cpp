@@ -178,7 +178,9 @@ abacist_status abacist_plan_explain(const abacist_plan* plan, char* text, size_t
                                     size_t* length) noexcept {
   return c::guarded([&]() -> Status {
     if (plan == nullptr) return c::null_plan();
-    return c::write_text(abacist::explain(plan->plan), text, capacity, length);
+    const std::string explained = abacist::explain(plan->plan);
+    if (explained.empty()) throw std::bad_alloc();
+    return c::write_text(explained, text, capacity, length);
   });
 }
 

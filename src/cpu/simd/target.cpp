@@ -3,6 +3,8 @@
 #include <hwy/highway.h>
 #include <hwy/targets.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdlib>
 #include <string_view>
 
@@ -26,14 +28,6 @@ std::int64_t highway_bit(Target target) {
       return HWY_NEON;
   }
   return 0;
-}
-
-std::string available_names() {
-  std::string names;
-  for (const Target target : kTargets) {
-    if (is_available(target)) names += (names.empty() ? "" : ",") + std::string(to_string(target));
-  }
-  return names;
 }
 
 }  // namespace
@@ -66,9 +60,8 @@ Result<Target> choose_target() {
     if (is_available(target) && (any || std::string_view(forced) == to_string(target)))
       return target;
   }
-  return Error{
-      ErrorCode::invalid_argument, "ABACIST_CPU_TARGET",
-      "is \"" + std::string(any ? "" : forced) + "\", must be one of " + available_names()};
+  return Error{ErrorCode::invalid_argument, "ABACIST_CPU_TARGET",
+               "is \"" + std::string(any ? "" : forced) + "\", must be one of " + cpu_targets()};
 }
 
 }  // namespace abacist::cpu
@@ -76,8 +69,18 @@ Result<Target> choose_target() {
 namespace abacist {
 
 const char* cpu_targets() noexcept {
-  static const std::string names = cpu::available_names();
-  return names.c_str();
+  // Fixed memory: the first call may come when there is no other.
+  static const auto names = [] {
+    std::array<char, 64> text{};
+    std::size_t used = 0;
+    for (const cpu::Target target : cpu::kTargets) {
+      if (!cpu::is_available(target)) continue;
+      if (used > 0) text[used++] = ',';
+      for (const char* c = cpu::to_string(target); *c != '\0'; ++c) text[used++] = *c;
+    }
+    return text;
+  }();
+  return names.data();
 }
 
 }  // namespace abacist
