@@ -62,7 +62,8 @@ enum abacist_dtype {
   ABACIST_BF16 = 1,
   ABACIST_F16 = 2,
   ABACIST_F64 = 3,
-  ABACIST_I32 = 4
+  ABACIST_I32 = 4,
+  ABACIST_U8 = 5 /**< Truth values: 0 is false, anything else true. */
 };
 
 enum abacist_device_type { ABACIST_CPU = 0, ABACIST_CUDA = 1 };
@@ -130,6 +131,14 @@ typedef struct abacist_tensors {
   abacist_tensor key_lengths;  /**< Dense, optional; i32 [b], contiguous: sequence n has keys
                                     [0, key_lengths[n]) of its s_k; beyond, nothing is read, and
                                     dk and dv are set to 0. */
+  abacist_tensor bias;         /**< Optional; [b|1, h_q|1, s_q|1, s_k], f32 or the type of q: added
+                                    to the score, not scaled. An axis of 1 stands for all. -inf hides
+                                    a key as a 0 in `visible` does; NaN and +inf make the row NaN.
+                                    Varlen: s_q and s_k are max_s_q and max_s_k, and rows and keys
+                                    count from their sequence's first. */
+  abacist_tensor d_bias;       /**< Backward: gradient by bias, optional; f32, its shape. */
+  abacist_tensor visible;      /**< Optional; u8, shaped as bias can be: a query sees a key only
+                                    where this is not 0 (on top of the mask of the options). */
 } abacist_tensors;
 
 /** The pointers alone, for a run of a plan that knows the rest. NULL where the plan has no such
@@ -139,6 +148,7 @@ typedef struct abacist_pointers {
   void *q, *k, *v, *o, *lse, *d_o, *d_lse, *dq, *dk, *dv;
   void *alibi_slopes, *cu_seqlens_q, *cu_seqlens_k;
   void *sinks, *d_sinks, *key_lengths;
+  void *bias, *d_bias, *visible;
 } abacist_pointers;
 
 /** Mask and score: everything but the data and the shapes. */

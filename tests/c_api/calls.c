@@ -8,7 +8,7 @@
 #include "checks.h"
 
 static problem p;
-static const plain_rule kPlain = {false, 0.35355339059327379, 0.0, 0.0, 1000, 1000, NULL};
+static const plain_rule kPlain = {false, 0.35355339059327379, 0.0, 0.0, 1000, 1000, NULL, 1};
 
 static float kSinks[HQ] = {0.5f, -1.0f, 2.0f, 0.0f};
 static abacist_tensor sinks_tensor(void) {
@@ -25,7 +25,8 @@ static void names_and_numbers(void) {
   EXPECT(strcmp(abacist_dtype_name(ABACIST_BF16), "bf16") == 0);
   EXPECT(strcmp(abacist_dtype_name(99), "unknown") == 0);
   EXPECT(strcmp(abacist_dtype_name(-1), "unknown") == 0);
-  EXPECT(abacist_dtype_size(ABACIST_F16) == 2 && abacist_dtype_size(ABACIST_F64) == 8);
+  EXPECT(abacist_dtype_size(ABACIST_U8) == 1 && abacist_dtype_size(ABACIST_F16) == 2 &&
+         abacist_dtype_size(ABACIST_F64) == 8);
   EXPECT(abacist_dtype_size(ABACIST_F32) == 4 && abacist_dtype_size(77) == 0);
   EXPECT(strcmp(abacist_backend_name(ABACIST_BACKEND_REFERENCE), "reference") == 0);
   EXPECT(strcmp(abacist_backend_name(99), "unknown") == 0);
@@ -72,7 +73,7 @@ static void options_mean_what_they_say(void) {
                               .has_scale = 1,
                               .scale = -1.5,
                               .softcap = 2.0};
-  rule = (plain_rule){false, -1.5, 2.0, 0.5, 2, 1000, NULL};
+  rule = (plain_rule){false, -1.5, 2.0, 0.5, 2, 1000, NULL, 1};
   p.forward.alibi_slopes = abacist_contiguous(slopes, ABACIST_F32, 1, heads);
   EXPECT_OK(abacist_forward(&p.forward, &options, NULL, NULL));
   EXPECT(error_of(&p, rule) < 1e-6);
@@ -280,6 +281,37 @@ static void sinks_and_their_gradient(void) {
   EXPECT(largest_difference(d_sinks, want, HQ) < 1e-5);
 }
 
+static void bias_and_visible(void) {
+  make_problem(&p);
+  const double slope =
+      0.25; /* a bias that is ALiBi's, by its gradient of a head; odd keys hidden */
+  float bias[SQ * SK], d_bias[SQ * SK];
+  uint8_t visible[SK];
+  for (int i = 0; i < SQ; ++i) {
+    for (int j = 0; j < SK; ++j) bias[i * SK + j] = (float)(-slope * abs(i + (SK - SQ) - j));
+  }
+  for (int j = 0; j < SK; ++j) visible[j] = j % 2 == 0;
+  const int64_t of_bias[] = {1, 1, SQ, SK}, of_visible[] = {1, 1, 1, SK};
+  p.forward.bias = abacist_contiguous(bias, ABACIST_F32, 4, of_bias);
+  plain_rule rule = kPlain;
+  rule.slope = slope;
+  EXPECT_OK(abacist_forward(&p.forward, NULL, NULL, NULL));
+  EXPECT(error_of(&p, rule) < 1e-6);
+  p.backward.bias = p.backward.d_bias = p.forward.bias;
+  p.backward.d_bias.data = d_bias;
+  EXPECT_OK(abacist_backward(&p.backward, NULL, NULL, NULL));
+  for (int i = 0; i < SQ; ++i) { /* dS of a row sums to 0 */
+    double sum = 0.0, size = 0.0;
+    for (int j = 0; j < SK; ++j)
+      sum += (double)d_bias[i * SK + j], size += fabs((double)d_bias[i * SK + j]);
+    EXPECT(fabs(sum) < 1e-5 && size > 1e-3);
+  }
+  p.forward.visible = abacist_contiguous(visible, ABACIST_U8, 4, of_visible);
+  EXPECT_OK(abacist_forward(&p.forward, NULL, NULL, NULL));
+  rule.step = 2;
+  EXPECT(error_of(&p, rule) < 1e-6);
+}
+
 static void key_lengths_cut_the_keys(void) {
   make_problem(&p);
   int32_t lengths[B] = {SK, 4};
@@ -379,6 +411,7 @@ const check kCallChecks[] = {
     {"plans say who declined", plans_say_who_declined},
     {"parts merge to the whole", parts_merge_to_the_whole},
     {"sinks and their gradient", sinks_and_their_gradient},
+    {"bias and visible", bias_and_visible},
     {"key lengths cut the keys", key_lengths_cut_the_keys},
     {"varlen is dense when lengths are equal", varlen_is_dense_when_lengths_are_equal},
     {"progress reaches the end", progress_reaches_the_end},

@@ -90,7 +90,7 @@ void plain_row(const problem* p, plain_rule rule, int b, int i, int h, double* o
   const float* q = p->q + ((b * SQ + i) * HQ + h) * DQ;
   double sum = 0.0;
   memset(o, 0, DV * sizeof *o);
-  for (int j = 0; j < SK; ++j) {
+  for (int j = 0; j < SK; j += rule.step) {
     if ((rule.causal && j > at) || j < at - rule.left || j > at + rule.right) continue;
     const float* k = p->k + ((b * SK + j) * HK + head) * DQ;
     const float* v = p->v + ((b * SK + j) * HK + head) * DV;

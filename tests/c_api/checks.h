@@ -51,6 +51,7 @@ typedef struct plain_rule {
   double scale, softcap, slope;
   long left, right;
   const float* sinks; /* [h_q], or NULL */
+  int step;           /* keys 0, step, 2 step, ... are visible */
 } plain_rule;
 void plain_row(const problem* p, plain_rule rule, int b, int i, int h, double* o, double* lse);
 

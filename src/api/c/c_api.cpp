@@ -229,12 +229,12 @@ abacist_tensor abacist_contiguous(void* data, int32_t dtype, int32_t rank,
 }
 
 size_t abacist_dtype_size(int32_t dtype) noexcept {
-  if (dtype < ABACIST_F32 || dtype > ABACIST_I32) return 0;
+  if (dtype < ABACIST_F32 || dtype > ABACIST_U8) return 0;
   return static_cast<size_t>(abacist::size_of(static_cast<abacist::DType>(dtype)));
 }
 
 const char* abacist_dtype_name(int32_t dtype) noexcept {
-  if (dtype < ABACIST_F32 || dtype > ABACIST_I32) return "unknown";
+  if (dtype < ABACIST_F32 || dtype > ABACIST_U8) return "unknown";
   return to_string(static_cast<abacist::DType>(dtype));
 }
 

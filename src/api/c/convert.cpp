@@ -5,6 +5,7 @@
 #include <string>
 
 #include "api/c/sized.hpp"
+#include "core/operands.hpp"
 #include "core/text.hpp"
 
 namespace abacist::api::c {
@@ -77,7 +78,19 @@ constexpr Row kRows[] = {
      &Operands::key_lengths,
      {.input = &Fw::key_lengths},
      {.input = &Bw::key_lengths}},
+    {"bias", &Tc::bias, &Pc::bias, &Operands::bias, {.input = &Fw::bias}, {.input = &Bw::bias}},
+    {"d_bias", &Tc::d_bias, &Pc::d_bias, &Operands::d_bias, {}, {.output = &Bw::d_bias}},
+    {"visible",
+     &Tc::visible,
+     &Pc::visible,
+     &Operands::visible,
+     {.input = &Fw::visible},
+     {.input = &Bw::visible}},
 };
+static_assert(
+    std::size(kRows) == std::size(core::kOperands),
+    "a new operand: append it to abacist_tensors, abacist_pointers and kRows, then update "
+    "tests/package/abi.txt (CONTRIBUTING.md)");
 static_assert(sizeof(abacist_pointers) == sizeof(std::size_t) + std::size(kRows) * sizeof(void*));
 
 // The numbers of the enumerations are those of C++.
@@ -87,7 +100,7 @@ constexpr int32_t number(Enum value) {
 }
 static_assert(number(DType::f32) == ABACIST_F32 && number(DType::bf16) == ABACIST_BF16 &&
               number(DType::f16) == ABACIST_F16 && number(DType::f64) == ABACIST_F64 &&
-              number(DType::i32) == ABACIST_I32);
+              number(DType::i32) == ABACIST_I32 && number(DType::u8) == ABACIST_U8);
 static_assert(number(DeviceType::cpu) == ABACIST_CPU && number(DeviceType::cuda) == ABACIST_CUDA);
 static_assert(number(Pass::forward) == ABACIST_FORWARD &&
               number(Pass::backward) == ABACIST_BACKWARD);
@@ -154,8 +167,8 @@ Result<Pass> pass_of(int32_t pass) {
 Result<Tensor> tensor_of(const char* name, const abacist_tensor& from) {
   Tensor to;
   to.data = from.data;
-  if (Status s = read_number(name, "dtype ", from.dtype, DType::i32, "one of enum abacist_dtype",
-                             to.dtype);
+  if (Status s =
+          read_number(name, "dtype ", from.dtype, DType::u8, "one of enum abacist_dtype", to.dtype);
       !s) {
     return s.error();
   }
