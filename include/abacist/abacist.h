@@ -164,6 +164,10 @@ typedef struct abacist_options {
   double softcap;       /**< Scores become cap * tanh(score / cap); 0: none. */
   int64_t max_s_q;      /**< Varlen: bound of the lengths, required; ignored otherwise. */
   int64_t max_s_k;
+  double dropout_p; /**< In [0, 1]: O = (M o P / (1 - p)) V, lse stays that without. M is a
+                         function of (seed, sequence, head, query, key), the same in both
+                         passes; docs/contract.md has the bits. */
+  uint64_t dropout_seed;
 } abacist_options;
 
 /** How to plan. The environment variables ABACIST_BACKEND (automatic, cpu, reference, cuda) and

@@ -312,6 +312,25 @@ static void bias_and_visible(void) {
   EXPECT(error_of(&p, rule) < 1e-6);
 }
 
+static void dropout_follows_the_seed(void) {
+  make_problem(&p);
+  float o[B * SQ * HQ * DV], lse[B * HQ * SQ];
+  EXPECT_OK(abacist_forward(&p.forward, NULL, NULL, NULL));
+  memcpy(lse, p.lse, sizeof lse);
+  abacist_options options = {.struct_size = sizeof options, .dropout_p = 0.5, .dropout_seed = 7};
+  EXPECT_OK(abacist_forward(&p.forward, &options, NULL, NULL));
+  memcpy(o, p.o, sizeof o);
+  EXPECT(error_of(&p, kPlain) > 0.1 && memcmp(lse, p.lse, sizeof lse) == 0);
+  EXPECT_OK(abacist_forward(&p.forward, &options, NULL, NULL));
+  EXPECT(memcmp(o, p.o, sizeof o) == 0);
+  options.dropout_seed = 7 + (UINT64_C(1) << 63);
+  EXPECT_OK(abacist_forward(&p.forward, &options, NULL, NULL));
+  EXPECT(memcmp(o, p.o, sizeof o) != 0);
+  options.dropout_p = 1.0;
+  EXPECT_OK(abacist_forward(&p.forward, &options, NULL, NULL));
+  for (int i = 0; i < B * SQ * HQ * DV; ++i) EXPECT(p.o[i] == 0.0f);
+}
+
 static void key_lengths_cut_the_keys(void) {
   make_problem(&p);
   int32_t lengths[B] = {SK, 4};
@@ -412,6 +431,7 @@ const check kCallChecks[] = {
     {"parts merge to the whole", parts_merge_to_the_whole},
     {"sinks and their gradient", sinks_and_their_gradient},
     {"bias and visible", bias_and_visible},
+    {"dropout follows the seed", dropout_follows_the_seed},
     {"key lengths cut the keys", key_lengths_cut_the_keys},
     {"varlen is dense when lengths are equal", varlen_is_dense_when_lengths_are_equal},
     {"progress reaches the end", progress_reaches_the_end},

@@ -118,6 +118,8 @@ static void bad_options(void) {
   EXPECT_ERROR(with(&o), kInvalid, "scale", "is 1e+300");
   o = (abacist_options){.struct_size = sizeof o, .softcap = -1.0};
   EXPECT_ERROR(with(&o), kInvalid, "softcap", "is -1");
+  o = (abacist_options){.struct_size = sizeof o, .dropout_p = 1.5};
+  EXPECT_ERROR(with(&o), kInvalid, "dropout_p", "is 1.5");
   o = (abacist_options){.struct_size = sizeof o, .has_scale = 3};
   EXPECT_ERROR(with(&o), kInvalid, "has_scale", "is 3");
   abacist_plan_options which = {.struct_size = sizeof which, .backend = 9};

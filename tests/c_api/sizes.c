@@ -8,7 +8,8 @@ static const abacist_status kInvalid = ABACIST_INVALID_ARGUMENT;
 
 static void sizes_that_are_garbage(void) {
   make_problem(&p);
-  static const size_t kBad[] = {0, 1, 7, 8, sizeof(abacist_options) - 1, 1 << 20, SIZE_MAX};
+  static const size_t kBad[] = {0,       1,       7, 8, offsetof(abacist_options, dropout_p) - 1,
+                                1 << 20, SIZE_MAX};
   for (size_t i = 0; i < sizeof kBad / sizeof *kBad; ++i) {
     abacist_options options = {.struct_size = kBad[i]};
     abacist_plan_info info = {.struct_size = kBad[i]};

@@ -258,6 +258,7 @@ Result<Options> options_of(const abacist_options* from) {
   }
   to.score.softcap = o.softcap;
   to.max_lengths = {o.max_s_q, o.max_s_k};
+  to.dropout = {o.dropout_p, o.dropout_seed};
   return to;
 }
 
@@ -365,6 +366,8 @@ Status write(const Options& from, abacist_options* out) {
   to.softcap = from.score.softcap;
   to.max_s_q = from.max_lengths.s_q;
   to.max_s_k = from.max_lengths.s_k;
+  to.dropout_p = from.dropout.p;
+  to.dropout_seed = from.dropout.seed;
   return write("options", to, out);
 }
 

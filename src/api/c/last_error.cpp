@@ -52,7 +52,8 @@ constexpr std::pair<std::string_view, const char*> kFlatNames[] = {
     {"score.scale", "scale"},
     {"score.softcap", "softcap"},
     {"max_lengths.s_q", "max_s_q"},
-    {"max_lengths.s_k", "max_s_k"}};
+    {"max_lengths.s_k", "max_s_k"},
+    {"dropout.p", "dropout_p"}};
 
 }  // namespace
 
