@@ -19,8 +19,9 @@ void parallel_for(int workers, const std::function<void(int)>& body);
 
 /// Blocks until another worker has brought `counter` (written through atomic_ref, released) to
 /// `value`.
-inline void wait_until(int& counter, int value) {
-  const std::atomic_ref<int> done(counter);
+template <class Int>
+void wait_until(Int& counter, Int value) {
+  const std::atomic_ref<Int> done(counter);
   for (int spins = 0; done.load(std::memory_order_acquire) != value; ++spins) {
     if (spins > 64) std::this_thread::yield();
   }

@@ -59,13 +59,15 @@ std::vector<std::pair<const char*, Case>> cases() {
   shared_bias.sinks = true;
   Case row_bias = shared_bias;
   row_bias.bias = {.present = true, .b = false, .h = true, .s = false};
+  Case split_rows = shared_bias;  // heads of a query row in two row tiles
+  split_rows.h_k = 3;
+  split_rows.group = 7;
   Case varlen_bias = varlen;
   varlen_bias.bias = shared_bias.bias;
   varlen_bias.sinks = true;
-  return {{"dense", dense},       {"shared bias", shared_bias},
-          {"row bias", row_bias}, {"varlen bias", varlen_bias},
-          {"one head", one_head}, {"decode", decode},
-          {"varlen", varlen},     {"split varlen", split_varlen}};
+  return {{"dense", dense},       {"shared bias", shared_bias}, {"split rows", split_rows},
+          {"row bias", row_bias}, {"varlen bias", varlen_bias}, {"one head", one_head},
+          {"decode", decode},     {"varlen", varlen},           {"split varlen", split_varlen}};
 }
 
 TEST(Repeat, SameBitsForEveryThreadCountAndRun) {

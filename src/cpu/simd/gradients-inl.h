@@ -14,8 +14,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <thread>
 
+#include "cpu/parallel.hpp"
 #include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/gemm-inl.h"
 #include "cpu/simd/kernels.hpp"
@@ -80,18 +80,13 @@ HWY_NOINLINE void pair_probabilities(const ScoreRule& score, const PanelMask& ma
   }
 }
 
-/// Blocks until `turns` holds `turn`.
-template <class Int>
-void wait_for_turn(Int& turns, Int turn) {
-  const std::atomic_ref<Int> done(turns);
-  for (int spins = 0; done.load(std::memory_order_acquire) != turn; ++spins) {
-    if (spins > 64) std::this_thread::yield();
-  }
-}
-
-/// The item's turn to add to the bias gradient of row tile `t`, if others add there, too.
+/// The item's turn to add to the bias gradient of row tile `t`, if others add there, too. Tiles
+/// descend, and with packed heads the next one may begin inside the last query row of this one:
+/// then whoever comes before must have left that one as well.
 inline void begin_bias_turn(const BiasGradient& x, std::int64_t t) {
-  if (x.turns != nullptr) wait_for_turn(x.turns[t], x.before);
+  if (x.turns == nullptr) return;
+  wait_until(x.turns[t], x.before);
+  if (x.rows_split && t > 0) wait_until(x.turns[t - 1], x.before);
 }
 inline void end_bias_turn(const BiasGradient& x, std::int64_t t) {
   if (x.turns != nullptr) {

@@ -113,6 +113,7 @@ struct BiasGradient {
   float* data = nullptr;  ///< null: not wanted
   std::int64_t row = 0, head = 0, key = 0;
   bool rows_summed = false;
+  bool rows_split = false;  ///< heads of one query row may lie in two row tiles
   /// [tiles], of this key block: who has added last; null if no other item adds to these elements.
   std::int64_t* turns = nullptr;
   std::int64_t tiles = 0;            ///< row tiles of the longest sequence; 1 if rows_summed
