@@ -157,6 +157,11 @@ def asan(section):
     })
 
 
+def fuzz(section):
+    section.counted("fuzz", ["scripts/fuzz", "--seconds", "1800" if section.full else "10"],
+                    test_results.from_checks)
+
+
 def tsan(section):
     section.build("tsan")
     section.ctest("tsan", {
@@ -196,6 +201,7 @@ SECTIONS = {
     "release": Entry(release, 420, "optimised build, all tests, documentation"),
     "package": Entry(package, 180, "install, then consume in three ways; exported symbols"),
     "asan": Entry(asan, 240, "AddressSanitizer and UndefinedBehaviorSanitizer"),
+    "fuzz": Entry(fuzz, 90, "libFuzzer on the C API and the file readers, a short run"),
     "tsan": Entry(tsan, 120, "ThreadSanitizer"),
     "neon": Entry(neon, 180, "cross build for aarch64, run under qemu-user"),
     "cuda": Entry(cuda, 600, "build with CUDA, the compiler's reports; with a GPU: run on it"),

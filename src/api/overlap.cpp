@@ -23,8 +23,8 @@ bool empty(const TensorSpec& spec) {
 void append_axes(const TensorSpec& spec, int sign, std::vector<Axis>& axes) {
   for (std::size_t i = 0; i < static_cast<std::size_t>(spec.rank); ++i) {
     const std::int64_t steps = spec.shape[i] - 1;
+    if (steps <= 0 || spec.stride[i] == 0) continue;  // a stride that is not taken may be anything
     const std::int64_t stride = spec.stride[i] * size_of(spec.dtype);
-    if (steps <= 0 || stride == 0) continue;
     const bool positive = (stride > 0) == (sign > 0);
     const Axis axis{std::abs(stride), positive ? 0 : -steps, positive ? steps : 0};
     // Axes of equal stride act as one: slices of one array would else have as many ways to the same

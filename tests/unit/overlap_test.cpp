@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <set>
 
 #include "support/buffer.hpp"
@@ -134,6 +135,14 @@ TEST(Overlap, EmptyAndAbsentViewsShareNothing) {
   EXPECT_FALSE(may_overlap(empty, one));
   EXPECT_FALSE(may_overlap(ConstTensor{}, one));
   EXPECT_TRUE(may_overlap(one, one));
+}
+
+TEST(Overlap, AStrideThatIsNeverTakenMayBeAnything) {
+  float x[2] = {};
+  TensorSpec spec = contiguous(DType::f32, {1, 1, 1, 1});
+  spec.stride = {std::numeric_limits<std::int64_t>::min(), 1, std::int64_t{1} << 62, 1};
+  EXPECT_TRUE(may_overlap(ConstTensor{x, spec}, ConstTensor{x, spec}));
+  EXPECT_FALSE(may_overlap(ConstTensor{x, spec}, ConstTensor{x + 1, spec}));
 }
 
 }  // namespace
