@@ -6,6 +6,7 @@ add_executable(tests_cuda
   conformance/table.cpp
   cuda/decline_test.cpp
   cuda/fault.cu
+  cuda/gpu_c_api_test.cpp
   cuda/gpu_conformance_test.cpp
   cuda/gpu_large_test.cpp
   cuda/gpu_run_test.cpp
