@@ -36,12 +36,13 @@ void* allocate(std::size_t bytes) {
 
 }  // namespace
 
-void* operator new(std::size_t bytes) { return allocate(bytes); }
-void* operator new[](std::size_t bytes) { return allocate(bytes); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+// Not inlined: GCC takes free() of what it knows operator new to have returned for a mismatch.
+[[gnu::noinline]] void* operator new(std::size_t bytes) { return allocate(bytes); }
+[[gnu::noinline]] void* operator new[](std::size_t bytes) { return allocate(bytes); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 
 // The linker sends the library's calls here (--wrap).
 extern "C" void* __real_aligned_alloc(std::size_t alignment, std::size_t bytes);
