@@ -131,11 +131,7 @@ Result<core::Draft> plan_on(const core::Resolved& resolved, const DeviceFacts& d
   info.threads = choice.threads;
   info.grid = choice.blocks;
   info.workspace_bytes = choices.status_bytes + sm90::forward_workspace_bytes(arguments);
-  if (choice.instance != nullptr) {
-    fill_figures(resolved, choice, info);
-  } else {
-    info.standard_memory_bytes = {};
-  }
+  if (choice.instance != nullptr) fill_figures(resolved, choice, info);
   draft.choices = std::make_shared<Choices>(std::move(choices));
   return draft;
 }
