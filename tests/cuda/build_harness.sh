@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the stand-alone harness of the Hopper forward kernel, one translation unit at a time.
 #   build_harness.sh BUILD_FOLDER [instance ...]     instances: bf16_3 f16_0m ... (default: all)
-# Leaves BUILD_FOLDER/forward_harness, BUILD_FOLDER/libabacist_sm90.so and the compiler's reports.
+# Leaves BUILD_FOLDER/forward_harness, forward_extremes, libabacist_sm90.so and the compiler's reports.
 set -e
 root=$(cd "$(dirname "$0")/../.." && pwd)
 build=$1; shift
@@ -29,8 +29,11 @@ ${NVCC:-nvcc} $flags -c "$list" -o "$build/instances/list.o"
 ${NVCC:-nvcc} $flags -c "$root/src/cuda/sm90/forward/launch.cu" -o "$build/launch.o"
 ${NVCC:-nvcc} $flags -c "$root/tests/cuda/forward_c_entry.cu" -o "$build/c_entry.o"
 ${NVCC:-nvcc} -shared -o "$build/libabacist_sm90.so" "$build/launch.o" "$build/c_entry.o" "$build/instances/list.o" $objects
-if [ "$build/forward_harness.o" -ot "$root/tests/cuda/forward_harness.cu" ] || [ ! -e "$build/forward_harness.o" ]; then
-  ${NVCC:-nvcc} $flags -c "$root/tests/cuda/forward_harness.cu" -o "$build/forward_harness.o"
-fi
-${NVCC:-nvcc} -o "$build/forward_harness" "$build/forward_harness.o" "$build/launch.o" "$build/instances/list.o" $objects
-strip "$build/forward_harness" "$build/libabacist_sm90.so"
+for program in forward_harness forward_extremes; do
+  object="$build/$program.o"
+  if [ "$object" -ot "$root/tests/cuda/$program.cu" ] || [ ! -e "$object" ]; then
+    ${NVCC:-nvcc} $flags -c "$root/tests/cuda/$program.cu" -o "$object"
+  fi
+  ${NVCC:-nvcc} -o "$build/$program" "$object" "$build/launch.o" "$build/instances/list.o" $objects
+done
+strip "$build/forward_harness" "$build/forward_extremes" "$build/libabacist_sm90.so"

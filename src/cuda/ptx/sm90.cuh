@@ -18,13 +18,24 @@ __device__ __forceinline__ void setmaxnreg_decrease() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
+// Test builds (ABACIST_TEST_DELAYS) stop warps here and there for up to a microsecond, to bring out
+// orders of events that timing otherwise hides.
+__device__ __forceinline__ void test_delay() {
+#ifdef ABACIST_TEST_DELAYS
+  const uint32_t hash = (uint32_t(clock64()) ^ threadIdx.x / 32 * 0x9E3779B9u) * 0x85EBCA6Bu;
+  if (hash >> 29 == 0) __nanosleep(hash >> 10 & 1023);
+#endif
+}
+
 // Named barriers 1..15 (0 is __syncthreads). arrive does not wait.
 template <int Threads>
 __device__ __forceinline__ void named_barrier_sync(int barrier) {
+  test_delay();
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
 }
 template <int Threads>
 __device__ __forceinline__ void named_barrier_arrive(int barrier) {
+  test_delay();
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(Threads) : "memory");
 }
 

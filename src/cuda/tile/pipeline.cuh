@@ -4,9 +4,12 @@
 
 #include <cstdint>
 
+#include "../ptx/sm90.cuh"
+
 namespace abacist::cuda::tile {
 
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
+  ptx::test_delay();
   while (!::cuda::ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
 }
@@ -53,6 +56,7 @@ struct Ring {
     wait_barrier(&full[at.stage], at.parity);
   }
   __device__ __forceinline__ void release(RingPosition<Stages> at) {
+    ptx::test_delay();
     if (threadIdx.x % 32 == 0) arrive_barrier(&empty[at.stage]);
   }
 };
