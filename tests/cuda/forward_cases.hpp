@@ -74,6 +74,8 @@ static std::vector<Case> all_cases() {
       if (type == ForwardType::bf16) {
         c.data = Data::huge_v;
         add(c, "huge v causal");
+        c.data = Data::huger_v;
+        add(c, "huger v causal");
       }
       c.data = Data::nan_query;
       add(c, "nan query rows");

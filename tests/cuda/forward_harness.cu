@@ -32,7 +32,7 @@ using namespace abacist::cuda::sm90;
     }                                                                                \
   } while (0)
 
-enum class Data { normal, large, rising, spike, huge_v, nan_query };
+enum class Data { normal, large, rising, spike, huge_v, huger_v, nan_query };
 
 struct Case {
   std::string name;
@@ -247,7 +247,8 @@ static bool run_case(const Case& c, unsigned seed) {
     const int len_k = varlen ? c.k_lengths[n] : c.used_k.empty() ? c.s_k : c.used_k[n];
     std::vector<float> direction(c.d_qk);
     for (float& x : direction) x = normal(random) > 0 ? 1.0f : -1.0f;
-    const bool steered = c.data == Data::rising || c.data == Data::spike || c.data == Data::huge_v;
+    const bool steered = c.data == Data::rising || c.data == Data::spike ||
+                         c.data == Data::huge_v || c.data == Data::huger_v;
     for (int h = 0; h < c.h_q; ++h)
       for (int i = 0; i < len_q; ++i)
         for (int e = 0; e < c.d_qk; ++e) {
@@ -263,9 +264,9 @@ static bool run_case(const Case& c, unsigned seed) {
         const float unit = 1.0f / std::sqrt(float(c.d_qk));
         if (c.data == Data::rising) along = 0.35f * j * unit;  // nats per key
         if (c.data == Data::spike) along = (j == len_k * 5 / 8 ? 150.0f : 0.0f) * unit;
-        if (c.data == Data::huge_v)
-          along = (j > len_k / 2 ? 38.0f : 0.0f) *
-                  unit;  // 2^55 over the first tile: O overflows, l not
+        // 2^55 over the first tile: the maximum rises. 2^22: it does not, and O overflows, l not.
+        if (c.data == Data::huge_v) along = (j > len_k / 2 ? 38.0f : 0.0f) * unit;
+        if (c.data == Data::huger_v) along = (j > len_k / 2 ? 15.0f : 0.0f) * unit;
         for (int e = 0; e < c.d_qk; ++e) {
           float x = normal(random);
           if (c.data == Data::large) x *= 6;
@@ -275,6 +276,7 @@ static bool run_case(const Case& c, unsigned seed) {
         for (int e = 0; e < c.d_v; ++e) {
           float x = normal(random) + (e % 3 == 0 ? 0.5f : 0.0f);
           if (c.data == Data::huge_v) x *= 0x1p90f;
+          if (c.data == Data::huger_v) x *= 0x1p106f;
           v.host[v.at(batch, k0 + j, h) + e] = encode(c.type, x);
         }
       }
