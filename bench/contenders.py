@@ -65,7 +65,11 @@ class Torch:
     def __init__(self, threads):
         os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads),
                           OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="0", KMP_BLOCKTIME="0")
-        import torch  # only now: OpenMP reads these once
+        try:
+            import torch  # only now: OpenMP reads these once
+        except ImportError as error:
+            raise SystemExit(f"PyTorch is missing ({error}): pip install torch, another python3, "
+                             "or --no-torch") from None
         self.torch = torch
         torch.set_num_threads(threads)
         self.version = torch.__version__

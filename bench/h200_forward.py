@@ -25,7 +25,10 @@ import subprocess
 import threading
 import time
 
-import torch
+try:
+    import torch
+except ImportError as error:
+    raise SystemExit(f"PyTorch is missing ({error})") from None
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 

@@ -151,7 +151,7 @@ void print_summary(const Runner& runner, const AttendArguments& a, const Outputs
              on_gpu ? fmt::format(" on the GPU; {} of copies there and back",
                                   duration_text(time.copy_seconds))
                     : "");
-  fmt::print("speed      {} ({:.1f} GFLOP)\n", rate_text(flops / time.seconds), flops * 1e-9);
+  fmt::print("speed      {} ({})\n", rate_text(flops / time.seconds), flops_text(flops));
   fmt::print("memory     {} at most, {}; the score matrix would take {} in f32\n",
              bytes_text(static_cast<double>(peak_memory_bytes())),
              on_gpu ? "on the host" : "everything included",

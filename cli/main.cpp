@@ -35,6 +35,18 @@ void occupy_standard_streams() {
   if (file > STDERR_FILENO) close(file);
 }
 
+/// What is wrong with the first argument if it should be a command and is none; else "".
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  const std::string first = argc > 1 ? argv[1] : "-";
+  if (first.starts_with('-')) return "";
+  std::string names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (command->get_name() == first) return "";
+    names += (names.empty() ? "" : ", ") + command->get_name();
+  }
+  return "there is no command \"" + first + "\"; there are " + names;
+}
+
 int run(int argc, char** argv) {
   CLI::App app{"Exact attention that never writes the score matrix.", "abacist"};
   app.set_version_flag("--version", std::string("abacist ") + abacist::version());
@@ -46,6 +58,9 @@ int run(int argc, char** argv) {
   abacist::cli::add_bench(app);
   abacist::cli::add_explain(app);
   abacist::cli::add_info(app);
+  if (const std::string unknown = unknown_command(app, argc, argv); !unknown.empty()) {
+    return report(unknown);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -25,6 +25,10 @@ Plan plan_or_throw(const Problem& problem, const PlanOptions& options) {
       problem.operands.q.dtype == DType::f64) {
     hint = "; f64 is for --backend reference, --convert f32 is for speed";
   }
+  const Operands& x = problem.operands;
+  if (x.k.dtype != x.q.dtype || x.v.dtype != x.q.dtype) {
+    hint = "; --convert f32 makes them one type";
+  }
   const bool on_gpu = problem.operands.q.device.type == DeviceType::cuda;
   if (on_gpu && problem.pass == Pass::backward) hint = "; --pass forward needs none";
   throw UserError(to_string(planned.error()) + hint);

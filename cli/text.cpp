@@ -4,19 +4,28 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <cstddef>
 
 namespace abacist::cli {
+namespace {
+
+/// In the largest unit, each 1,000 of the one before, that leaves at least 1.
+template <std::size_t Units>
+std::string scaled_text(double value, const char* const (&units)[Units]) {
+  std::size_t unit = 0;
+  while (value >= 999.95 && unit + 1 < Units) {
+    value /= 1000.0;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} {}", value, units[0])
+                   : fmt::format("{:.1f} {}", value, units[unit]);
+}
+
+}  // namespace
 
 std::string bytes_text(double bytes) {
   constexpr const char* kUnits[] = {"bytes", "kB", "MB", "GB", "TB", "PB", "EB"};
-  std::size_t unit = 0;
-  while (bytes >= 999.95 && unit + 1 < std::size(kUnits)) {
-    bytes /= 1000.0;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{:.0f} bytes", bytes)
-                   : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
+  return scaled_text(bytes, kUnits);
 }
 
 std::string count_text(std::int64_t count) {
@@ -37,9 +46,12 @@ std::string duration_text(double seconds) {
   return fmt::format("{} h {} min", whole / 3600, whole / 60 % 60);
 }
 
-std::string rate_text(double flops_per_second) {
-  return fmt::format("{:.1f} GFLOP/s", flops_per_second * 1e-9);
+std::string flops_text(double flops) {
+  constexpr const char* kUnits[] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"};
+  return scaled_text(flops, kUnits);
 }
+
+std::string rate_text(double flops_per_second) { return flops_text(flops_per_second) + "/s"; }
 
 std::string shape_text(const TensorSpec& spec) {
   const auto begin = spec.shape.begin();

@@ -1,11 +1,13 @@
 """The sections of scripts/test: build, run, count. See --help."""
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -41,13 +43,17 @@ class Section:
         self.log.write(f"$ {' '.join(map(str, command))}\n")
         process = subprocess.Popen(
             [str(part) for part in command], cwd=TOP, env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True)
         try:
             output, _ = process.communicate(timeout=STEP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
+            end_group(process)
             output, _ = process.communicate()
             process.returncode = -1
+        except BaseException:  # Ctrl-C, or SIGTERM: nothing that was started goes on
+            end_group(process)
+            raise
         output = output.decode("utf-8", errors="replace")
         self.log.write(output + "\n")
         self.log.flush()
@@ -92,6 +98,12 @@ class Section:
         if self.full:
             return {"ABACIST_TEST_FULL": "1"}
         return {} if preset in ("release", "cuda") else {"ABACIST_TEST_REDUCED": "1"}
+
+
+def end_group(process):
+    """Ends a step and whatever it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_report(path):
@@ -242,6 +254,7 @@ def main():
     if unknown := [name for name in chosen if name not in SECTIONS]:
         parser.error(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     start = time.monotonic()
     if subprocess.run(["scripts/setup", "build"], cwd=TOP, stdin=subprocess.DEVNULL).returncode:
         sys.exit("scripts/setup build failed")

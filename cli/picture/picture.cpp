@@ -163,14 +163,10 @@ double draw_costs(Svg& svg, const Problem& problem, const PlanInfo& info) {
   const double visible = static_cast<double>(info.visible_pairs.value);
   const double flops = static_cast<double>(info.flops.value);
   const double all_flops = visible > 0.0 ? flops / visible * pairs : 0.0;
-  const auto flop_text = [](double value) {
-    std::string text = bytes_text(value);  // the same prefixes
-    const std::size_t unit = text.rfind(text.ends_with("bytes") ? 'b' : 'B');
-    return text.substr(0, unit) + "FLOP";
-  };
-  double y = draw_bars(svg, kTop, "Arithmetic",
-                       {{"full", "this plan: visible pairs", flops, flop_text(flops)},
-                        {"other", "every pair, masked ones too", all_flops, flop_text(all_flops)}});
+  double y =
+      draw_bars(svg, kTop, "Arithmetic",
+                {{"full", "this plan: visible pairs", flops, flops_text(flops)},
+                 {"other", "every pair, masked ones too", all_flops, flops_text(all_flops)}});
   y = draw_bars(svg, y, "Traffic to and from slow memory",
                 {{"full", "this plan", static_cast<double>(info.slow_memory_bytes.value),
                   bytes_of(info.slow_memory_bytes)},

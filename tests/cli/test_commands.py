@@ -21,6 +21,9 @@ class Arguments(tool.ToolTest):
             with self.subTest(arguments=arguments):
                 self.refuse(*arguments)
 
+    def test_an_unknown_command_is_named(self):
+        self.refuse("foo", mentions='no command "foo"; there are attend, verify, bench, explain, info')
+
     def test_bad_values(self):
         for options, mentions in ((["--window", "3"], "--window"), (["--window", "-1,2"], "--window"),
                                   (["--window", "1,2,3"], "--window"), (["--window", "a,b"], "--window"),
@@ -38,7 +41,7 @@ class Arguments(tool.ToolTest):
         for changes, mentions in (({"k": k[:, :, :, :5]}, "k: shape"), ({"v": v[:, :3]}, "v: shape"),
                                   ({"k": k[0]}, "rank 4"), ({"q": q[0, 0, 0]}, "rank 2, 3 or 4"),
                                   ({"q": q[None]}, "rank 2, 3 or 4"), ({"q": q[:, :, :3]}, "must divide"),
-                                  ({"k": k.astype(np.float16)}, "")):
+                                  ({"k": k.astype(np.float16)}, "--convert f32")):
             with self.subTest(mentions=mentions):
                 self.save(**({"q": q, "k": k, "v": v} | changes))
                 self.refuse("attend", *FILES, "-o", "o.npy", mentions=mentions)
