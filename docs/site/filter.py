@@ -14,9 +14,17 @@ def on_site(path):
     return name.startswith(PAGES) and path.suffix in (".md", ".h", ".hpp") and (TOP / path).is_file()
 
 
+def join_code(paragraph):
+    """Code that a line break divides, which Doxygen does not understand, on one line."""
+    parts = paragraph.split("`")
+    if "```" in paragraph or len(parts) % 2 == 0:
+        return paragraph
+    return "`".join(part.replace("\n", " ") if i % 2 else part for i, part in enumerate(parts))
+
+
 def main():
     source = pathlib.Path(sys.argv[1]).resolve().relative_to(TOP)
-    text = source.read_text(encoding="utf-8")
+    text = "\n\n".join(map(join_code, source.read_text(encoding="utf-8").split("\n\n")))
 
     def link(match):
         label, target = match.groups()
