@@ -201,6 +201,47 @@ def cuda(section):
     section.ctest("cuda", options=["-L", "^cuda$"])
 
 
+def read_pytest(path):
+    if not path.exists():
+        return test_results.Results()
+    return test_results.from_pytest_junit(path.read_text(encoding="utf-8", errors="replace"))
+
+
+# Where the configured index has PyTorch's CPU wheels, this one is installed. Others' torch is several
+# gigabytes of CUDA libraries: without it the tests that need torch say so and are skipped.
+TORCH = "torch==2.13.0+cpu"
+
+
+def python_environment(section):
+    """The interpreter of an environment with the wheel and what its tests need."""
+    folder = TOP / "build" / "python"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        code, _ = section.step("environment", ["python3", "-m", "venv", folder], may_fail=True)
+        if code != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise SectionSkipped("python3 -m venv does not work here (Debian: python3-venv)")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    packages = ["scikit-build-core>=0.10", "numpy>=1.24", "pytest>=7", "hypothesis>=6"]
+    code, output = section.step("packages", [*pip, *packages], may_fail=True)
+    if code != 0:
+        raise SectionSkipped("pip cannot install packages: " + tail(output, 1).strip())
+    if section.step("torch there", [python, "-c", "import torch"], may_fail=True)[0] != 0:
+        section.step("torch", [*pip, TORCH], may_fail=True)
+    launcher = shutil.which("ccache")
+    section.step("wheel", [*pip, "--no-build-isolation", "--no-deps", "--force-reinstall", TOP],
+                 {"CMAKE_CXX_COMPILER_LAUNCHER": launcher} if launcher else {})
+    return python
+
+
+def python(section):
+    interpreter = python_environment(section)
+    report = TOP / "build" / "python" / "pytest.xml"
+    report.unlink(missing_ok=True)
+    section.counted("test", [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                             f"--junitxml={report}"], lambda _: read_pytest(report))
+
+
 @dataclasses.dataclass
 class Entry:
     run: object
@@ -216,6 +257,7 @@ SECTIONS = {
     "fuzz": Entry(fuzz, 90, "libFuzzer on the C API and the file readers, a short run"),
     "tsan": Entry(tsan, 120, "ThreadSanitizer"),
     "neon": Entry(neon, 180, "cross build for aarch64, run under qemu-user"),
+    "python": Entry(python, 240, "wheel in an environment of its own; numpy, torch where it can be had"),
     "cuda": Entry(cuda, 600, "build with CUDA, the compiler's reports; with a GPU: run on it"),
 }
 

@@ -112,6 +112,21 @@ UNITTEST_SKIP = re.compile(r"^(.+) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE
 UNITTEST_SKIPPED = re.compile(r"^(?:OK|FAILED) \(.*skipped=(\d+)", re.MULTILINE)
 
 
+def from_pytest_junit(text):
+    """Counts of one pytest run from its --junitxml file."""
+    results = Results()
+    for case in ElementTree.fromstring(text).iter("testcase"):
+        name = f"{case.get('classname')}.{case.get('name')}"
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            results.failures.append(name)
+        elif skipped is not None:
+            results.skips.append(f"{name}: {skipped.get('message') or 'no reason given'}")
+        else:
+            results.passed += 1
+    return results
+
+
 def from_unittest(output):
     """Counts of `python3 -m unittest`; with -v the reasons of skips, too."""
     ran = UNITTEST_RAN.search(output)

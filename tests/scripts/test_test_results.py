@@ -32,6 +32,18 @@ def junit(status, output="", message=None):
             f"<system-out>{output}</system-out></testcase></testsuite>")
 
 
+class Pytest(unittest.TestCase):
+    def test_failures_errors_and_skips_are_no_passes(self):
+        case = '<testcase classname="a" name="{}">{}</testcase>'
+        results = test_results.from_pytest_junit("<testsuites><testsuite>" + "".join([
+            case.format("p", ""), case.format("f", "<failure message='x'/>"),
+            case.format("e", "<error message='x'/>"),
+            case.format("s", "<skipped message='no torch'/>")]) + "</testsuite></testsuites>")
+        self.assertEqual(results.passed, 1)
+        self.assertEqual(results.failures, ["a.f", "a.e"])
+        self.assertEqual(results.skips, ["a.s: no torch"])
+
+
 class Gtest(unittest.TestCase):
     def test_each_case_counts_once(self):
         results = test_results.from_gtest(GTEST)

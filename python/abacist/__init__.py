@@ -1,0 +1,35 @@
+"""Exact attention that never writes the score matrix, for numpy arrays and torch tensors.
+
+Three conventions meet in attention libraries, and mixing them up gives plausible, wrong results:
+
+===========================  ============  ==================  =============================
+function                     axes          causal, s_q != s_k  window
+===========================  ============  ==================  =============================
+abacist.attention            [b, s, h, d]  bottom-right        (left, right), None: no bound
+abacist.compat.sdpa (torch)  [b, h, s, d]  top-left            none
+abacist.compat.flash_attn    [b, s, h, d]  bottom-right        (left, right), -1: no bound
+===========================  ============  ==================  =============================
+
+Bottom-right: the last query stands at the last key, as in decoding with a cache. Top-left: query 0
+stands at key 0. In `compat.sdpa`, too, a row that sees no key is 0, where torch may give NaN.
+"""
+
+from __future__ import annotations
+
+from . import _abi
+from ._attention import Plan, attention, plan
+
+__all__ = ["Plan", "attention", "cpu_targets", "has_backend", "plan"]
+__version__: str = _abi.library.abacist_version().decode()
+
+
+def has_backend(backend: str) -> bool:
+    """Whether the library was built with a backend: "cpu", "reference" or "cuda"."""
+    if backend not in ("cpu", "reference", "cuda"):
+        raise ValueError(f'backend: is {backend!r}, must be "cpu", "reference" or "cuda"')
+    return bool(_abi.library.abacist_has_backend(_abi.BACKENDS[backend]))
+
+
+def cpu_targets() -> tuple[str, ...]:
+    """Instruction sets that the library was built for and this processor has, best first."""
+    return tuple(_abi.library.abacist_cpu_targets().decode().split(","))

@@ -1,0 +1,217 @@
+"""The C API (include/abacist/abacist.h) for Python: the shared library by ctypes, its structs as bytes.
+
+Structs are packed with `struct` and passed as bytes, which ctypes hands on without a copy: the cheapest
+way to call that needs no compiler (docs/decisions/005-python-binding.md has the figures). ctypes
+releases the GIL around every call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+import struct
+from collections.abc import Sequence
+
+# Order and layout are those of the header; a test compares them with tests/package/abi.txt.
+OPERANDS = (
+    "q", "k", "v", "o", "lse", "d_o", "d_lse", "dq", "dk", "dv",
+    "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "sinks", "d_sinks", "key_lengths", "bias",
+    "d_bias", "visible",
+)  # fmt: skip
+TENSOR = struct.Struct("<Qiiii4q4q")  # data, dtype, rank, device_type, device_index, shape, stride
+OPTIONS = struct.Struct("<Qiiiiqqddqqdq")
+PLAN_OPTIONS = struct.Struct("<Qii")
+
+F32, BF16, F16, F64, I32, U8 = range(6)
+BACKENDS = {None: 0, "cpu": 1, "reference": 2, "cuda": 3}
+UNBOUNDED = 2**63 - 1
+MAX_RANK = 4
+
+ABSENT = bytes(TENSOR.size)
+HEAD = struct.pack("<Q", 8 + TENSOR.size * len(OPERANDS))
+NO_GRADIENTS = ABSENT * 5  # d_o, d_lse, dq, dk, dv
+NO_EXTRAS = ABSENT * 9  # alibi_slopes and what follows it
+EXTRAS = OPERANDS[10:]
+
+# What the caller named an argument that the library calls otherwise.
+ARGUMENTS = {
+    "visible": "mask", "window_left": "window", "window_right": "window", "has_window": "window",
+    "dropout_seed": "seed", "d_o": "gradient of o", "d_lse": "gradient of lse",
+}  # fmt: skip
+PADDING = {3: (0,), 2: (0, 0), 1: (0, 0, 0), 0: (0, 0, 0, 0), 4: ()}
+
+
+class PlanInfo(ctypes.Structure):
+    """abacist_plan_info."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_size_t),
+        ("kernel", ctypes.c_char_p),
+        ("rows", ctypes.c_int32),
+        ("keys", ctypes.c_int32),
+        ("splits", ctypes.c_int64),
+        ("work_items", ctypes.c_int64),
+        ("threads", ctypes.c_int32),
+        ("grid", ctypes.c_int32),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("scratch_bytes_per_thread", ctypes.c_size_t),
+        ("visible_pairs", ctypes.c_int64),
+        ("flops", ctypes.c_int64),
+        ("slow_memory_bytes", ctypes.c_int64),
+        ("operand_bytes", ctypes.c_int64),
+        ("standard_memory_bytes", ctypes.c_int64),
+        ("visible_pairs_exact", ctypes.c_int32),
+        ("flops_exact", ctypes.c_int32),
+        ("slow_memory_bytes_exact", ctypes.c_int32),
+        ("operand_bytes_exact", ctypes.c_int32),
+        ("standard_memory_bytes_exact", ctypes.c_int32),
+        ("deterministic", ctypes.c_int32),
+        ("declined", ctypes.c_size_t),
+    ]
+
+
+def _load() -> ctypes.CDLL:
+    path = os.environ.get("ABACIST_LIBRARY") or pathlib.Path(__file__).with_name("libabacist.so")
+    library = ctypes.CDLL(os.fspath(path))
+    bytes_, text, pointer = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p
+    signatures = {
+        "abacist_forward": (ctypes.c_int32, [bytes_] * 4),
+        "abacist_backward": (ctypes.c_int32, [bytes_] * 4),
+        "abacist_plan_create": (
+            ctypes.c_int32,
+            [ctypes.c_int32, bytes_, bytes_, bytes_, ctypes.POINTER(pointer)],
+        ),
+        "abacist_plan_destroy": (None, [pointer]),
+        "abacist_plan_get_info": (ctypes.c_int32, [pointer, ctypes.POINTER(PlanInfo)]),
+        "abacist_plan_declined": (text, [pointer, ctypes.c_size_t]),
+        "abacist_plan_explain": (
+            ctypes.c_int32,
+            [pointer, pointer, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)],
+        ),
+        "abacist_last_error_argument": (text, []),
+        "abacist_last_error_message": (text, []),
+        "abacist_has_backend": (ctypes.c_int32, [ctypes.c_int32]),
+        "abacist_version": (text, []),
+        "abacist_cpu_targets": (text, []),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+library = _load()
+forward = library.abacist_forward
+backward = library.abacist_backward
+
+
+def error(status: int) -> Exception:
+    """The exception for a status that is not ABACIST_OK; call it in the thread of the failed call."""
+    argument = library.abacist_last_error_argument().decode()
+    message = library.abacist_last_error_message().decode()
+    argument = ARGUMENTS.get(argument, argument)
+    text = f"{argument}: {message}" if argument else message
+    kinds = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
+    return kinds.get(status, RuntimeError)(text)
+
+
+def tensor(pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int]) -> bytes:
+    """An abacist_tensor on the host; strides in elements."""
+    rank = len(shape)
+    if rank == 4:
+        return TENSOR.pack(pointer, dtype, 4, 0, 0, *shape, *stride)
+    pad = PADDING[rank]
+    return TENSOR.pack(pointer, dtype, rank, 0, 0, *shape, *pad, *stride, *pad)
+
+
+def extras(named: dict[str, bytes]) -> bytes:
+    """The operands from alibi_slopes on, of which `named` are present."""
+    if not named:
+        return NO_EXTRAS
+    return b"".join([named.get(name, ABSENT) for name in EXTRAS])
+
+
+def _integer(name: str, value: object, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: is {value!r}, must be an integer")
+    number = value.__index__()
+    if not least <= number <= most:
+        raise ValueError(f"{name}: is {number}, must be in [{least}, {most}]")
+    return number
+
+
+def _real(name: str, value: object) -> float:
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}: is {value!r}, must be a number")
+    return float(value)
+
+
+def _bound(side: str, value: object) -> int:
+    if value is None:
+        return UNBOUNDED
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"window: {side} is {value!r}, must be an integer or None (unbounded)")
+    number = value.__index__()
+    if not 0 <= number <= UNBOUNDED:
+        raise ValueError(f"window: {side} is {number}, must be at least 0, or None for unbounded")
+    return number
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def options(
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    scale: float | None,
+    softcap: float,
+    align: str,
+    max_s_q: int,
+    max_s_k: int,
+    dropout_p: float,
+    seed: int,
+) -> bytes:
+    """abacist_options, from checked arguments of attention()."""
+    if causal not in (True, False):
+        raise TypeError(f"causal: is {causal!r}, must be True or False")
+    if align not in ("bottom-right", "top-left"):
+        raise ValueError(f'align: is {align!r}, must be "bottom-right" or "top-left"')
+    left = right = 0
+    if window is not None:
+        if len(window) != 2:
+            raise ValueError(f"window: has {len(window)} entries, must be (left, right)")
+        left, right = _bound("left", window[0]), _bound("right", window[1])
+    seed = _integer("seed", seed, 0, 2**64 - 1)
+    return OPTIONS.pack(
+        OPTIONS.size,
+        bool(causal),
+        align == "top-left",
+        window is not None,
+        scale is not None,
+        left,
+        right,
+        0.0 if scale is None else _real("scale", scale),
+        _real("softcap", softcap),
+        _integer("max_s_q", max_s_q, 0, UNBOUNDED),
+        _integer("max_s_k", max_s_k, 0, UNBOUNDED),
+        _real("dropout_p", dropout_p),
+        seed - 2**64 if seed >= 2**63 else seed,
+    )
+
+
+def _plan_options(backend: int) -> bytes:
+    return PLAN_OPTIONS.pack(PLAN_OPTIONS.size, backend, 0)
+
+
+PLAN_BYTES = {name: _plan_options(number) for name, number in BACKENDS.items()}
+
+
+def plan_options(backend: str | None) -> bytes:
+    """abacist_plan_options that force a backend."""
+    try:
+        return PLAN_BYTES[backend]
+    except (KeyError, TypeError):
+        raise ValueError(
+            f'backend: is {backend!r}, must be None, "cpu", "reference" or "cuda"'
+        ) from None

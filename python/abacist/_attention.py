@@ -1,0 +1,320 @@
+"""attention() and plan(): the arguments, checked, and who runs them."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import sys
+import typing
+
+from . import _abi, _problem
+
+Window = tuple[typing.Optional[int], typing.Optional[int]]
+_arrays: dict[type, typing.Any] = {}
+
+
+def _arrays_of(q: typing.Any) -> typing.Any:
+    """The module that knows the kind of array that q is."""
+    known = _arrays.get(type(q))
+    if known is not None:
+        return known
+    # Who passes an array has imported its library: neither is imported for the other's sake.
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(q, torch.Tensor):
+        from . import _torch as module
+    elif numpy is not None and isinstance(q, numpy.ndarray):
+        from . import _numpy as module
+    else:
+        raise TypeError(f"q: is a {type(q).__name__}, must be a numpy array or a torch tensor")
+    _arrays[type(q)] = module
+    return module
+
+
+def _call(
+    arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p, seed,
+    cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths, layout, align, backend, deterministic,
+) -> _problem.Call:  # fmt: skip
+    if deterministic not in (True, False):
+        raise TypeError(f"deterministic: is {deterministic!r}, must be True or False")
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
+    if window is not None and type(window) is not tuple:
+        if not isinstance(window, list):
+            raise TypeError(f"window: is {window!r}, must be (left, right) or None")
+        window = tuple(window)
+    varlen = _problem.check_seqlens(cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k)
+    if seed is None:
+        seed = arrays.random_seed() if dropout_p else 0
+    try:
+        options = _abi.options(
+            causal, window, scale, softcap, align,
+            max_s_q if varlen else 0, max_s_k if varlen else 0, dropout_p, seed,
+        )  # fmt: skip
+    except TypeError as reason:
+        if "unhashable" not in str(reason):
+            raise
+        raise TypeError(f"an option is no plain number, text or tuple ({reason})") from None
+    extras = {}
+    if alibi_slopes is not None:
+        extras["alibi_slopes"] = alibi_slopes
+    if varlen:
+        extras["cu_seqlens_q"] = cu_seqlens_q
+        extras["cu_seqlens_k"] = cu_seqlens_k
+    if sinks is not None:
+        extras["sinks"] = sinks
+    if key_lengths is not None:
+        extras["key_lengths"] = key_lengths
+    if bias is not None:
+        extras["bias"] = bias
+    if mask is not None:
+        extras["visible"] = mask
+    return _problem.Call(
+        options, _abi.plan_options(backend), layout == "bhsd", varlen, 3 if varlen else 4, extras
+    )
+
+
+def attention(
+    q: typing.Any,
+    k: typing.Any,
+    v: typing.Any,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: typing.Any = None,
+    bias: typing.Any = None,
+    mask: typing.Any = None,
+    sinks: typing.Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    cu_seqlens_q: typing.Any = None,
+    cu_seqlens_k: typing.Any = None,
+    max_s_q: int | None = None,
+    max_s_k: int | None = None,
+    key_lengths: typing.Any = None,
+    layout: str = "bshd",
+    align: str = "bottom-right",
+    return_lse: bool = False,
+    backend: str | None = None,
+    deterministic: bool = True,
+) -> typing.Any:
+    """Exact attention: ``o = softmax(scale * q k^T, over the visible keys) v``.
+
+    The score matrix is never written. Arrays are read where they lie, with any strides. The GIL is
+    released while it runs. For torch tensors it is differentiable in q, k, v, bias and sinks, through
+    o and through lse.
+
+    Parameters
+    ----------
+    q, k, v : numpy.ndarray or torch.Tensor
+        ``[b, s_q, h_q, d_qk]``, ``[b, s_k, h_k, d_qk]`` and ``[b, s_k, h_k, d_v]``, of one type of
+        float32, bfloat16 and float16 (``backend="reference"`` takes float64, too). ``h_k`` divides
+        ``h_q``: query head h uses head ``h // (h_q // h_k)`` of k and v. With `cu_seqlens_q` they
+        are ``[total, h, d]``. Numpy arrays of bfloat16 are those of the package ml_dtypes.
+    causal : bool, default False
+        Query i sees key j only if ``j <= i + shift``; see `align`.
+    window : (left, right), optional
+        Query i sees keys ``i + shift - left`` to ``i + shift + right``, both included; each an
+        integer of at least 0, or None for unbounded. `causal` holds as well.
+    scale : float, optional
+        Factor of q k; default ``1 / sqrt(d_qk)``.
+    softcap : float, default 0
+        Scores become ``softcap * tanh(score / softcap)``; 0 for none.
+    alibi_slopes : array, optional
+        float32 ``[h_q]`` or ``[b, h_q]``: adds ``-slope * |i + shift - j|`` to a score.
+    bias : array, optional
+        ``[b|1, h_q|1, s_q|1, s_k]``, float32 or the type of q, added to the scores, not scaled;
+        leading axes may be missing. -inf hides a key. These axes do not follow `layout`.
+    mask : array, optional
+        bool or uint8, shaped as `bias` can be: a query sees a key only where it is true.
+    sinks : array, optional
+        float32 ``[h_q]``: a logit per head whose exp joins the denominator.
+    dropout_p : float, default 0
+        Probability of dropping a weight; lse stays that without dropout.
+    seed : int, optional
+        Of the dropout, in ``[0, 2**64)``. By default one is drawn from the global generator of the
+        arrays' library, so that ``torch.manual_seed`` or ``numpy.random.seed`` makes it repeatable.
+    cu_seqlens_q, cu_seqlens_k : array, optional
+        int32 ``[b + 1]``: sequence n has rows ``cu_seqlens[n]`` to ``cu_seqlens[n + 1]``. Rows of
+        the buffer past the last are 0 in o, -inf in lse.
+    max_s_q, max_s_k : int, optional
+        Bounds of the lengths; required with, and only with, `cu_seqlens_q` and `cu_seqlens_k`.
+    key_lengths : array, optional
+        int32 ``[b]``: sequence n has so many of its s_k keys.
+    layout : {"bshd", "bhsd"}, default "bshd"
+        Order of the axes of q, k, v and o; with cu_seqlens ``[total, h, d]`` or ``[h, total, d]``.
+    align : {"bottom-right", "top-left"}, default "bottom-right"
+        ``shift`` is ``len_k - len_q`` (the last query stands at the last key) or 0.
+    return_lse : bool, default False
+        Return (o, lse).
+    backend : {None, "cpu", "reference"}, optional
+        Force an implementation; an error if it cannot serve. The reference is float64 and O(N^2).
+    deterministic : bool, default True
+        Every backend is deterministic; False changes nothing.
+
+    Returns
+    -------
+    o : array
+        ``[b, s_q, h_q, d_v]`` in the layout and type of q. Rows that see no key are 0.
+    lse : array, if `return_lse`
+        float32 ``[b, h_q, s_q]``, varlen ``[h_q, total_q]``: natural logarithm of the denominator,
+        -inf for rows that see no key (float64 for float64 torch tensors).
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        Each names the argument, what it was and what it must be. NotImplementedError: valid, but
+        nothing here computes it.
+
+    See Also
+    --------
+    plan : what would run, before anything runs.
+
+    Notes
+    -----
+    The algorithm is FlashAttention-2's [1]_; what a result must be is written in docs/contract.md.
+
+    References
+    ----------
+    .. [1] T. Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
+       Partitioning", 2023.
+
+    Examples
+    --------
+    >>> import numpy as np, abacist
+    >>> q = k = v = np.ones((1, 4, 2, 8), np.float32)
+    >>> abacist.attention(q, k, v, causal=True).shape
+    (1, 4, 2, 8)
+    """
+    arrays = _arrays_of(q)
+    call = _call(
+        arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p, seed,
+        cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths, layout, align, backend,
+        deterministic,
+    )  # fmt: skip
+    return arrays.attention(q, k, v, call, return_lse)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a call would do; see abacist_plan_info of the C API. ``print`` shows all of it."""
+
+    kernel: str  #: e.g. "cpu.forward.avx512"
+    rows: int  #: query rows of a tile
+    keys: int  #: keys of a tile
+    splits: int  #: parts that the keys of a row are cut into
+    threads: int
+    workspace_bytes: int
+    visible_pairs: int  #: (query row, key) pairs that see each other, all heads
+    flops: int
+    slow_memory_bytes: int
+    operand_bytes: int
+    standard_memory_bytes: int  #: what attention that writes its scores would move
+    deterministic: bool
+    declined: tuple[str, ...]  #: "name: reason" of each implementation that was passed over
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _read_plan(handle: ctypes.c_void_p) -> Plan:
+    library = _abi.library
+    info = _abi.PlanInfo(struct_size=ctypes.sizeof(_abi.PlanInfo))
+    status = library.abacist_plan_get_info(handle, ctypes.byref(info))
+    if status:
+        raise _abi.error(status)
+    length = ctypes.c_size_t()
+    library.abacist_plan_explain(handle, None, 0, ctypes.byref(length))
+    text = ctypes.create_string_buffer(length.value + 1)
+    status = library.abacist_plan_explain(handle, text, len(text), None)
+    if status:
+        raise _abi.error(status)
+    declined = tuple(
+        library.abacist_plan_declined(handle, n).decode() for n in range(info.declined)
+    )
+    fields = {field.name: getattr(info, field.name, None) for field in dataclasses.fields(Plan)}
+    fields |= {"kernel": info.kernel.decode(), "deterministic": bool(info.deterministic)}
+    return Plan(**{**fields, "declined": declined, "text": text.value.decode()})
+
+
+def plan(
+    q: typing.Any,
+    k: typing.Any,
+    v: typing.Any,
+    *,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: typing.Any = None,
+    bias: typing.Any = None,
+    mask: typing.Any = None,
+    sinks: typing.Any = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    cu_seqlens_q: typing.Any = None,
+    cu_seqlens_k: typing.Any = None,
+    max_s_q: int | None = None,
+    max_s_k: int | None = None,
+    key_lengths: typing.Any = None,
+    layout: str = "bshd",
+    align: str = "bottom-right",
+    return_lse: bool = False,
+    backend: str | None = None,
+    deterministic: bool = True,
+    backward: bool = False,
+) -> Plan:
+    """What `attention` with these arguments would run, and why not another kernel. Nothing runs.
+
+    Parameters
+    ----------
+    q, k, v, and the keywords of `attention`
+        Only types, shapes and strides are looked at: torch's meta tensors serve.
+    backward : bool, default False
+        Plan the backward pass (gradients of q, k and v, of o's gradient) instead of the forward.
+
+    Returns
+    -------
+    Plan
+        Its fields are the figures, ``print(plan)`` shows them with the implementations that declined.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `attention`.
+
+    Examples
+    --------
+    >>> import numpy as np, abacist
+    >>> q = k = v = np.ones((1, 4096, 8, 64), np.float32)
+    >>> abacist.plan(q, k, v, causal=True).visible_pairs
+    67125248
+    """
+    arrays = _arrays_of(q)
+    call = _call(
+        arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p,
+        0 if seed is None else seed, cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths,
+        layout, align, backend, deterministic,
+    )  # fmt: skip
+    inputs, q_shape, code, d_v, extras = arrays.plan_operands(q, k, v, call)
+    shape = _problem.swap(q_shape) if call.heads_first else q_shape
+    o = _problem.contiguous(code, (*shape[:-1], d_v))
+    lse = _problem.contiguous(_abi.F32, _problem.lse_shape(call, q_shape))
+    if backward:
+        gradients = (o, _abi.ABSENT, *inputs)
+        tensors = _abi.HEAD + b"".join([*inputs, o, lse, *gradients]) + extras
+    else:
+        outputs = o + (lse if return_lse else _abi.ABSENT)
+        tensors = _abi.HEAD + b"".join(inputs) + outputs + _abi.NO_GRADIENTS + extras
+    handle = ctypes.c_void_p()
+    status = _abi.library.abacist_plan_create(
+        int(backward), tensors, call.options, call.plan_options, ctypes.byref(handle)
+    )
+    if status:
+        raise _abi.error(status)
+    try:
+        return _read_plan(handle)
+    finally:
+        _abi.library.abacist_plan_destroy(handle)

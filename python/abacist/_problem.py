@@ -1,0 +1,76 @@
+"""What numpy arrays and torch tensors have in common: the arguments of a call, its shapes and axes."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+
+from . import _abi
+
+class Call(typing.NamedTuple):
+    """One call of attention() but for q, k and v."""
+
+    options: bytes
+    plan_options: bytes
+    heads_first: bool  # [b, h, s, d] or [h, total, d]
+    varlen: bool
+    rank: int  # of q, k and v
+    extras: dict[str, typing.Any]  # arrays by their name in the C API
+
+    def letters(self, head: str = "h", length: str = "s") -> str:
+        if self.varlen:
+            return f"[{head}, total, d]" if self.heads_first else f"[total, {head}, d]"
+        return f"[b, {head}, {length}, d]" if self.heads_first else f"[b, {length}, {head}, d]"
+
+
+def swap(axes: Sequence[int]) -> tuple[int, ...]:
+    """Shape or strides with the axes of heads and rows exchanged."""
+    if len(axes) == 4:
+        return (axes[0], axes[2], axes[1], axes[3])
+    return (axes[1], axes[0], axes[2])
+
+
+def lse_shape(call: Call, q_shape: Sequence[int]) -> tuple[int, ...]:
+    """[b, h_q, s_q] or [h_q, total_q], whatever the layout of q."""
+    shape = q_shape if call.heads_first else swap(q_shape)
+    return tuple(shape[:-1])
+
+
+def check_rank(name: str, shape: Sequence[int], call: Call) -> None:
+    if len(shape) != call.rank:
+        raise ValueError(
+            f"{name}: has {len(shape)} axes, must be {call.letters()}"
+            + (" (cu_seqlens_q is given)" if call.varlen else "")
+        )
+
+
+def check_seqlens(
+    cu_seqlens_q: object, cu_seqlens_k: object, max_s_q: int | None, max_s_k: int | None
+) -> bool:
+    """Whether the call is varlen, after checking that its four arguments come together."""
+    if cu_seqlens_q is None and cu_seqlens_k is None and max_s_q is None and max_s_k is None:
+        return False
+    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    given |= {"max_s_q": max_s_q, "max_s_k": max_s_k}
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        present = [name for name in given if name not in missing]
+        raise ValueError(f"{missing[0]}: is missing, must be given with {present[0]}")
+    return True
+
+
+def padded(name: str, shape: Sequence[int], stride: Sequence[int]) -> tuple[tuple, tuple]:
+    """Shape and strides of a bias or mask with leading axes of 1 up to rank 4."""
+    missing = 4 - len(shape)
+    if missing < 0 or len(shape) == 0:
+        raise ValueError(f"{name}: has {len(shape)} axes, must be [b|1, h_q|1, s_q|1, s_k]")
+    return (1,) * missing + tuple(shape), (0,) * missing + tuple(stride)
+
+
+def contiguous(dtype: int, shape: Sequence[int]) -> bytes:
+    """An abacist_tensor without data, for plans."""
+    stride, size = [], 1
+    for extent in reversed(shape):
+        stride.append(size)
+        size *= max(extent, 1)
+    return _abi.tensor(0, dtype, shape, stride[::-1])

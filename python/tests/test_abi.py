@@ -1,0 +1,38 @@
+"""What _abi.py says of the C structs is what the C compiler said (tests/package/abi.txt)."""
+
+import ctypes
+import pathlib
+import re
+
+import pytest
+
+from abacist import _abi
+
+RECORD = pathlib.Path(__file__).parents[2] / "tests" / "package" / "abi.txt"
+
+
+def fields(name):
+    text = RECORD.read_text(encoding="utf-8")
+    block = re.search(rf"^struct {name}: \d+ bytes\n((?:  .*\n)*)", text, re.M).group(1)
+    return [(n, int(at)) for n, at in re.findall(r"(\w+)(?:\[\w+\])?: at (\d+),", block)]
+
+
+def test_tensors():
+    expected = [("struct_size", 0)]
+    expected += [(name, 8 + 88 * n) for n, name in enumerate(_abi.OPERANDS)]
+    assert fields("abacist_tensors")[: len(expected)] == expected
+    assert _abi.TENSOR.size == 88 and fields("abacist_tensor")[-1] == ("stride", 56)
+
+
+@pytest.mark.parametrize("name", ["abacist_options", "abacist_plan_options"])
+def test_options(name):
+    layout = _abi.OPTIONS if name == "abacist_options" else _abi.PLAN_OPTIONS
+    sizes = {"Q": 8, "q": 8, "d": 8, "i": 4}
+    offsets = [sum(sizes[c] for c in layout.format[1:n]) for n in range(1, len(layout.format))]
+    assert [at for _, at in fields(name)][: len(offsets)] == offsets
+
+
+def test_plan_info():
+    ours = [(name, getattr(_abi.PlanInfo, name).offset) for name, _ in _abi.PlanInfo._fields_]
+    assert fields("abacist_plan_info")[: len(ours)] == ours
+    assert ctypes.sizeof(_abi.PlanInfo) % 8 == 0

@@ -1,0 +1,180 @@
+"""attention() and plan() on numpy arrays, against float64."""
+
+import concurrent.futures
+import time
+
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import abacist
+
+TOLERANCE = {np.float32: 2e-6, np.float16: 2e-3}
+
+
+def arrays(seed, b, s_q, s_k, h_q, h_k, d_qk, d_v, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    shapes = (b, s_q, h_q, d_qk), (b, s_k, h_k, d_qk), (b, s_k, h_k, d_v)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def check(result, expected, tolerance):
+    (o, lse), (o_expected, lse_expected) = result, expected
+    np.testing.assert_allclose(o, o_expected, rtol=0, atol=tolerance * (1 + np.abs(o_expected).max(initial=0)))
+    np.testing.assert_allclose(lse, lse_expected, rtol=1e-5, atol=1e-5)
+
+
+bounds = st.one_of(st.none(), st.integers(0, 12))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), b=st.integers(0, 3), s_q=st.integers(0, 20),
+    s_k=st.integers(0, 70), h_k=st.integers(1, 2), group=st.integers(1, 3), d_qk=st.integers(1, 20),
+    d_v=st.integers(1, 20), causal=st.booleans(), window=st.one_of(st.none(), st.tuples(bounds, bounds)),
+    scale=st.one_of(st.none(), st.floats(-2, 2, width=32, allow_subnormal=False)), softcap=st.sampled_from([0.0, 3.0]),
+    top_left=st.booleans(), extra=st.sets(st.sampled_from(["slopes", "bias", "mask", "sinks"])),
+    heads_first=st.booleans(), dtype=st.sampled_from([np.float32, np.float16]),
+)  # fmt: skip
+def test_against_float64(seed, b, s_q, s_k, h_k, group, d_qk, d_v, causal, window, scale, softcap,
+                         top_left, extra, heads_first, dtype):  # fmt: skip
+    h_q = h_k * group
+    q, k, v = arrays(seed, b, s_q, s_k, h_q, h_k, d_qk, d_v, dtype)
+    rng = np.random.default_rng(seed + 1)
+    values = {
+        "slopes": rng.random(h_q).astype(np.float32),
+        "bias": rng.standard_normal((h_q, s_q, s_k)).astype(np.float32),
+        "mask": rng.random((b, 1, s_q, s_k)) < 0.7,
+        "sinks": rng.standard_normal(h_q).astype(np.float32),
+    }
+    chosen = {name: values[name] for name in extra}
+    options = dict(causal=causal, window=window, scale=scale, softcap=softcap)
+    expected = oracle.attention(q, k, v, top_left=top_left, **options, **chosen)
+    if "slopes" in chosen:
+        chosen["alibi_slopes"] = chosen.pop("slopes")
+    layout = "bshd"
+    if heads_first:
+        q, k, v = (np.ascontiguousarray(x.swapaxes(1, 2)) for x in (q, k, v))
+        layout = "bhsd"
+    o, lse = abacist.attention(
+        q, k, v, **options, **chosen, layout=layout, return_lse=True,
+        align="top-left" if top_left else "bottom-right",
+    )  # fmt: skip
+    assert o.dtype == dtype and lse.dtype == np.float32
+    check((o.swapaxes(1, 2) if heads_first else o, lse), expected, TOLERANCE[dtype])
+
+
+def test_strided_and_read_only_inputs_are_read_in_place():
+    q, k, v = arrays(1, 2, 9, 14, 4, 4, 8, 8)
+    wide = np.full((2, 28, 4, 8), np.nan, np.float32)
+    wide[:, ::2] = k
+    k_view, v_view = wide[:, ::2], v[:, ::-1, ::-1][:, ::-1, ::-1]
+    q.setflags(write=False)
+    check(abacist.attention(q, k_view, v_view, causal=True, return_lse=True),
+          oracle.attention(q, k, v, causal=True), 2e-6)  # fmt: skip
+
+
+def test_varlen_is_each_sequence_alone_and_leaves_the_rest_empty():
+    q, k, v = (x[0] for x in arrays(2, 1, 12, 20, 4, 2, 8, 8))
+    cu_q, cu_k = np.array([0, 3, 3, 10], np.int32), np.array([0, 5, 9, 18], np.int32)
+    o, lse = abacist.attention(q, k, v, causal=True, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+                               max_s_q=7, max_s_k=9, return_lse=True)  # fmt: skip
+    for n in range(3):
+        rows, keys = slice(*cu_q[n : n + 2]), slice(*cu_k[n : n + 2])
+        check((o[None, rows], lse[None, :, rows]),
+              oracle.attention(q[None, rows], k[None, keys], v[None, keys], causal=True), 2e-6)  # fmt: skip
+    assert (o[10:] == 0).all() and np.isneginf(lse[:, 10:]).all()
+
+
+def test_key_lengths_hide_what_lies_behind():
+    q, k, v = arrays(3, 2, 4, 10, 2, 2, 8, 8)
+    k[1, 6:], v[1, 6:] = np.nan, np.nan
+    result = abacist.attention(q, k, v, key_lengths=np.array([10, 6], np.int32), return_lse=True)
+    for n, length in enumerate((10, 6)):
+        check([x[n : n + 1] for x in result],
+              oracle.attention(q[n : n + 1], k[n : n + 1, :length], v[n : n + 1, :length]), 2e-6)  # fmt: skip
+
+
+def test_dropout_depends_on_the_seed_alone():
+    q, k, v = arrays(4, 1, 16, 64, 2, 2, 8, 8)
+    first = abacist.attention(q, k, v, dropout_p=0.5, seed=2**64 - 1)
+    assert (first == abacist.attention(q, k, v, dropout_p=0.5, seed=2**64 - 1)).all()
+    assert (first != abacist.attention(q, k, v, dropout_p=0.5, seed=8)).any()
+    np.random.seed(5)
+    drawn = [abacist.attention(q, k, v, dropout_p=0.5) for _ in range(2)]
+    assert (drawn[0] != drawn[1]).any()
+    np.random.seed(5)
+    assert (drawn[0] == abacist.attention(q, k, v, dropout_p=0.5)).all()
+    assert (abacist.attention(q, k, v, dropout_p=1.0) == 0).all()
+
+
+@pytest.mark.parametrize(
+    "change, kind, text",
+    [
+        (dict(window=(-1, 3)), ValueError, "window: left is -1"),
+        (dict(window=(1,)), ValueError, "window: has 1 entries"),
+        (dict(window=3), TypeError, "window: is 3"),
+        (dict(softcap=-1.0), ValueError, "softcap: is -1"),
+        (dict(scale="x"), TypeError, "scale: is 'x'"),
+        (dict(dropout_p=1.5), ValueError, "dropout_p: is 1.5"),
+        (dict(dropout_p=0.5, seed=-1), ValueError, "seed: is -1"),
+        (dict(causal=2), TypeError, "causal: is 2"),
+        (dict(align="middle"), ValueError, "align: is 'middle'"),
+        (dict(layout="sbhd"), ValueError, "layout: is 'sbhd'"),
+        (dict(backend="gpu"), ValueError, "backend: is 'gpu'"),
+        (dict(max_s_q=3), ValueError, "cu_seqlens_q: is missing"),
+        (dict(mask=np.ones((4, 4), np.float32)), TypeError, "mask: has type"),
+        (dict(mask=np.ones((5, 4), bool)), ValueError, "mask: "),
+        (dict(bias=[[1.0]]), TypeError, "bias: is a list"),
+        (dict(sinks=np.ones(3, np.float32)), ValueError, "sinks: "),
+        (dict(k=np.ones((1, 4, 3, 8), np.float32)), ValueError, "k: "),
+        (dict(k=np.ones((4, 2, 8), np.float32)), ValueError, "k: has 3 axes"),
+        (dict(v=np.ones((1, 4, 2, 8), np.int32)), TypeError, "v: has type"),
+        (dict(q=np.ones((1, 4, 2, 8), ">f4")), TypeError, "q: has type >f4"),
+        (dict(q=[1.0]), TypeError, "q: is a list"),
+        (dict(q=np.ones((1, 4, 2, 8), np.float64)), (ValueError, NotImplementedError), "f64"),
+    ],
+)
+def test_errors_name_the_argument(change, kind, text):
+    arguments = dict(zip("qkv", arrays(5, 1, 4, 4, 2, 2, 8, 8)))
+    with pytest.raises(kind, match=text.replace("[", r"\[")):
+        abacist.attention(**{**arguments, **change})
+
+
+def test_a_backend_that_is_not_there_is_refused():
+    if abacist.has_backend("cuda"):
+        pytest.skip("this build has the CUDA backend")
+    q, k, v = arrays(5, 1, 4, 4, 2, 2, 8, 8)
+    with pytest.raises(NotImplementedError, match="cuda"):
+        abacist.attention(q, k, v, backend="cuda")
+
+
+def test_plan_says_what_runs_and_why_not_another():
+    q, k, v = arrays(6, 1, 100, 100, 2, 2, 8, 8)
+    plan = abacist.plan(q, k, v, causal=True)
+    assert plan.kernel.startswith("cpu.forward") and plan.visible_pairs == 2 * 100 * 101 // 2
+    assert plan.kernel in str(plan) and plan.deterministic
+    assert abacist.plan(q, k, v, backward=True).kernel.startswith("cpu.backward")
+    assert abacist.plan(q, k, v, backend="reference").kernel == "reference"
+    with pytest.raises(NotImplementedError, match="cpu: scale is 1e-200"):
+        abacist.plan(q, k, v, scale=1e-200)
+
+
+def test_the_gil_is_released():
+    q, k, v = arrays(7, 1, 1500, 1500, 4, 4, 64, 64)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running, turns = pool.submit(abacist.attention, q, k, v, backend="reference"), 0
+        while not running.done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns > 5
+
+
+def test_threads_may_call_at_once():
+    cases = [arrays(n, 1, 40, 40, 2, 2, 8, 8) for n in range(8)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda x: abacist.attention(*x, return_lse=True), cases))
+    for case, result in zip(cases, results):
+        check(result, oracle.attention(*case), 2e-6)

@@ -1,0 +1,149 @@
+"""attention() on torch tensors: values, gradients, refusals."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import numpy as np  # noqa: E402
+import oracle  # noqa: E402
+
+import abacist  # noqa: E402
+
+
+def tensors(seed, b, s_q, s_k, h_q, h_k, d_qk, d_v, dtype=torch.float32, grad=False):
+    torch.manual_seed(seed)
+    shapes = (b, s_q, h_q, d_qk), (b, s_k, h_k, d_qk), (b, s_k, h_k, d_v)
+    return [torch.randn(shape).to(dtype).requires_grad_(grad) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype, tolerance", [
+    (torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])  # fmt: skip
+@pytest.mark.parametrize("causal", [False, True])
+def test_values(dtype, tolerance, causal):
+    q, k, v = tensors(1, 2, 17, 40, 4, 2, 24, 16, dtype)
+    o, lse = abacist.attention(q, k, v, causal=causal, return_lse=True)
+    expected, lse_expected = oracle.attention(*(x.double().numpy() for x in (q, k, v)), causal=causal)
+    assert o.dtype is dtype and o.is_contiguous() and lse.dtype is torch.float32
+    np.testing.assert_allclose(o.double(), expected, rtol=0, atol=tolerance * (1 + np.abs(expected).max()))
+    np.testing.assert_allclose(lse, lse_expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [
+    dict(causal=True), dict(window=(2, 1), softcap=2.0), dict(scale=-0.3, align="top-left", causal=True)])  # fmt: skip
+def test_gradcheck_through_o_and_lse(options):
+    q, k, v = tensors(2, 2, 4, 5, 4, 2, 3, 2, torch.float64, grad=True)
+    torch.autograd.gradcheck(
+        lambda *x: abacist.attention(*x, **options, backend="reference", return_lse=True), (q, k, v)
+    )
+
+
+def test_gradients_of_the_cpu_backend_with_bias_and_sinks():
+    q, k, v = tensors(3, 2, 9, 33, 4, 2, 8, 8, grad=True)
+    bias = torch.randn(4, 1, 33, requires_grad=True)
+    sinks = torch.randn(4, requires_grad=True)
+    o, lse = abacist.attention(q, k, v, bias=bias, sinks=sinks, causal=True, return_lse=True)
+    d_o, d_lse = torch.randn_like(o), torch.randn_like(lse)
+    found = torch.autograd.grad((o, lse), (q, k, v, bias, sinks), (d_o, d_lse))
+
+    q2, k2, v2, bias2, sinks2 = (x.detach().double().requires_grad_() for x in (q, k, v, bias, sinks))
+    s = torch.einsum("bihd,bjhd->bhij", q2, k2.repeat_interleave(2, 2)) / 8**0.5 + bias2
+    s = s.masked_fill(~torch.ones(9, 33, dtype=torch.bool).tril(24), -torch.inf)
+    lse2 = torch.cat([s, sinks2[None, :, None, None].expand(2, 4, 9, 1)], -1).logsumexp(-1)
+    o2 = torch.einsum("bhij,bjhd->bihd", (s - lse2[..., None]).exp(), v2.repeat_interleave(2, 2))
+    expected = torch.autograd.grad((o2, lse2), (q2, k2, v2, bias2, sinks2), (d_o.double(), d_lse.double()))
+    for name, x, y in zip(("q", "k", "v", "bias", "sinks"), found, expected):
+        assert x.shape == y.shape
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-5, msg=lambda m: f"d{name}: {m}")
+
+
+@pytest.mark.parametrize("through", ["o", "lse"])
+def test_one_output_alone_and_an_expanded_gradient(through):
+    q, k, v = tensors(4, 1, 6, 6, 2, 2, 4, 4, grad=True)
+    results = dict(zip(("o", "lse"), abacist.attention(q, k, v, return_lse=True)))
+    found = torch.autograd.grad(results[through].sum(), (q, k, v), allow_unused=False)
+    q2, k2, v2 = (x.detach().double().requires_grad_() for x in (q, k, v))
+    s = torch.einsum("bihd,bjhd->bhij", q2, k2) / 2
+    expected = {"o": torch.einsum("bhij,bjhd->bihd", s.softmax(-1), v2), "lse": s.logsumexp(-1)}
+    for x, y in zip(found, torch.autograd.grad(expected[through].sum(), (q2, k2, v2), allow_unused=True)):
+        y = torch.zeros_like(x) if y is None else y.float()
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_varlen_gradients_are_those_of_each_sequence_and_zero_behind():
+    q, k, v = (x[0].detach().requires_grad_() for x in tensors(5, 1, 9, 9, 2, 2, 4, 4))
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+    o = abacist.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_s_q=4, max_s_k=4, causal=True)
+    found = torch.autograd.grad(o.square().sum(), (q, k, v))
+    parts = [abacist.attention(q[None, a:b], k[None, a:b], v[None, a:b], causal=True)[0]
+             for a, b in ((0, 3), (3, 7))]  # fmt: skip
+    torch.testing.assert_close(o[:7], torch.cat(parts))
+    assert (o[7:] == 0).all()
+    for x, y in zip(found, torch.autograd.grad(torch.cat(parts).square().sum(), (q, k, v))):
+        torch.testing.assert_close(x, y)
+
+
+def test_layout_moves_no_data():
+    q, k, v = tensors(6, 2, 7, 9, 4, 2, 8, 8)
+    o = abacist.attention(q, k, v)
+    swapped = abacist.attention(*(x.transpose(1, 2) for x in (q, k, v)), layout="bhsd")
+    assert torch.equal(o, swapped.transpose(1, 2))
+
+
+def test_a_change_in_place_is_noticed():
+    q, k, v = tensors(7, 1, 4, 4, 1, 1, 4, 4, grad=True)
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    o = abacist.attention(q, k, v, mask=mask)
+    mask[0, 0] = False
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+def test_second_derivatives_are_refused():
+    q, k, v = tensors(8, 1, 4, 4, 1, 1, 4, 4, grad=True)
+    (dq,) = torch.autograd.grad(abacist.attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|twice"):
+        dq.sum().backward()
+
+
+def test_dropout_follows_torchs_seed():
+    q, k, v = tensors(9, 1, 8, 32, 2, 2, 8, 8)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        results.append(abacist.attention(q, k, v, dropout_p=0.3))
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], abacist.attention(q, k, v, dropout_p=0.3))
+
+
+def test_autocast():
+    q, k, v = tensors(10, 1, 8, 8, 2, 2, 8, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = abacist.attention(q, k, v)
+    assert o.dtype is torch.bfloat16
+    assert torch.equal(o, abacist.attention(*(x.bfloat16() for x in (q, k, v))))
+
+
+def test_plan_takes_meta_tensors():
+    q, k, v = (x.to("meta") for x in tensors(11, 1, 64, 64, 2, 2, 8, 8))
+    assert abacist.plan(q, k, v, causal=True).visible_pairs == 2 * 64 * 65 // 2
+
+
+@pytest.mark.parametrize("change, kind, text", [
+    (dict(k=np.ones((1, 4, 2, 8), np.float32)), TypeError, "k: is a ndarray"),
+    (dict(q=torch.ones(1, 4, 2, 8, device="meta")), NotImplementedError, "q: is on meta"),
+    (dict(q=torch.ones(1, 4, 2, 8, dtype=torch.int32)), TypeError, "q: has type torch.int32"),
+    (dict(v=torch.ones(1, 4, 2, 8).to_sparse()), TypeError, "v: has layout"),
+    (dict(alibi_slopes=torch.ones(2, requires_grad=True)), NotImplementedError, "alibi_slopes: "),
+    (dict(cu_seqlens_q=torch.tensor([0, 4])), ValueError, "cu_seqlens_k: is missing"),
+    (dict(key_lengths=torch.tensor([4])), TypeError, "key_lengths: has type torch.int64"),
+])  # fmt: skip
+def test_errors_name_the_argument(change, kind, text):
+    arguments = dict(zip("qkv", tensors(12, 1, 4, 4, 2, 2, 8, 8)))
+    with pytest.raises(kind, match=text):
+        abacist.attention(**{**arguments, **change})
+
+
+def test_vmap_is_refused():
+    q, k, v = tensors(13, 2, 4, 4, 2, 2, 8, 8)
+    with pytest.raises((NotImplementedError, RuntimeError), match="vmap|storage"):
+        torch.vmap(lambda x: abacist.attention(x[None], k, v))(q)
