@@ -139,6 +139,12 @@ typedef struct abacist_tensors {
   abacist_tensor d_bias;       /**< Backward: gradient by bias, optional; f32, its shape. */
   abacist_tensor visible;      /**< Optional; u8, shaped as bias can be: a query sees a key only
                                     where this is not 0 (on top of the mask of the options). */
+  abacist_tensor block_table;  /**< Forward, optional; i32 [b, max_pages], rows contiguous: k and v
+                                    are pools [pages, page_size, h_k, d], key j of sequence n is row
+                                    j % page_size of page block_table[n, j / page_size];
+                                    key_lengths is required. Pages that no query sees are not read.
+                                    Keys of a page outside [0, pages) are skipped and
+                                    abacist_plan_device_status tells, on the host, too. */
 } abacist_tensors;
 
 /** The pointers alone, for a run of a plan that knows the rest. NULL where the plan has no such
@@ -149,6 +155,7 @@ typedef struct abacist_pointers {
   void *alibi_slopes, *cu_seqlens_q, *cu_seqlens_k;
   void *sinks, *d_sinks, *key_lengths;
   void *bias, *d_bias, *visible;
+  void* block_table;
 } abacist_pointers;
 
 /** Mask and score: everything but the data and the shapes. */
@@ -204,7 +211,8 @@ typedef struct abacist_run_options {
 enum abacist_device_fault {
   ABACIST_FAULT_CU_SEQLENS_Q = 1,
   ABACIST_FAULT_CU_SEQLENS_K = 2,
-  ABACIST_FAULT_KEY_LENGTHS = 4
+  ABACIST_FAULT_KEY_LENGTHS = 4,
+  ABACIST_FAULT_BLOCK_TABLE = 8
 };
 
 /** Required alignment of a workspace. */

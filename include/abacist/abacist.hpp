@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abacist/attention.hpp"
+#include "abacist/cache.hpp"
 #include "abacist/plan.hpp"
 #include "abacist/problem.hpp"
 #include "abacist/status.hpp"

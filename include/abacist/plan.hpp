@@ -30,6 +30,11 @@ struct PlanOptions {
   /// calling thread's oneTBB arena has (the default arena honours the affinity mask). Never changes
   /// a result's bits, and means nothing on a GPU.
   int threads = 0;
+  /// The bits of a sequence's results (O, LSE, dQ, dK, dV) then depend on that sequence alone: not
+  /// on b, on other sequences, on the longest length, nor on whether K and V are dense, varlen or
+  /// paged. Tiles are fixed by the head dimensions and keys are never split, so small batches may
+  /// be slower. Gradients that sum over sequences (d_bias over b, d_sinks) depend on them all.
+  bool batch_invariant = false;
 };
 
 /// A figure of the plan, and whether it is exact or an upper bound (varlen: lengths are data).
@@ -57,6 +62,7 @@ struct PlanInfo {
   Figure operand_bytes;      ///< each operand once: no implementation moves less
   Figure standard_memory_bytes;  ///< the same for attention that writes scores and probabilities
   bool deterministic = true;     ///< same bits on every run, thread count and timing
+  bool batch_invariant = false;  ///< as PlanOptions asked
   std::vector<std::string> declined;  ///< "name: reason" of each implementation passed over
 };
 
@@ -65,6 +71,7 @@ struct DeviceFault {
   static constexpr std::uint32_t cu_seqlens_q = 1;
   static constexpr std::uint32_t cu_seqlens_k = 2;
   static constexpr std::uint32_t key_lengths = 4;
+  static constexpr std::uint32_t block_table = 8;  ///< on the host, too; its keys were skipped
 };
 
 /// Caller-owned memory for one run at a time; any initial content.
@@ -104,10 +111,10 @@ class ABACIST_API Plan {
   Status run(const BackwardTensors& tensors, const RunOptions& options = {}) const;
 
   /// What the last run with this workspace found in operands that only the device reads
-  /// (cu_seqlens, key_lengths). Waits for `options.stream`, then reads the status word. Ok, or an
-  /// invalid_argument error that names the operand. Such data never makes a run touch memory
-  /// outside its operands; the rows of a sequence whose lengths break the rules are unspecified.
-  /// Plans without such operands are always fine and do not wait.
+  /// (cu_seqlens, key_lengths) and, on the host, too, in a block table. Waits for `options.stream`,
+  /// then reads the status word. Ok, or an invalid_argument error that names the operand. Such data
+  /// never makes a run touch memory outside its operands; the rows of a sequence whose lengths
+  /// break the rules are unspecified. Plans without such operands are always fine and do not wait.
   ///
   ///     Status s = p->run(tensors, {.workspace = mine, .stream = stream});
   ///     if (s) s = p->device_status({.workspace = mine, .stream = stream});

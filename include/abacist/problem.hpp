@@ -82,6 +82,7 @@ struct Operands {
   TensorSpec sinks, d_sinks;
   TensorSpec cu_seqlens_q, cu_seqlens_k;
   TensorSpec key_lengths;
+  TensorSpec block_table;
   bool operator==(const Operands&) const = default;
 };
 
@@ -109,8 +110,8 @@ struct ForwardTensors {
   /// joins the denominator once. LSE includes it; a row that sees no key has LSE = sink. Partial
   /// results for `merge` carry no sink: give it to `merge`.
   ConstTensor sinks{};
-  /// dense only, optional; i32 [b], contiguous: sequence n has keys [0, key_lengths[n]) of its s_k;
-  /// what lies beyond is never read. The bottom-right alignment uses these lengths.
+  /// dense or paged K and V, optional; i32 [b], contiguous: sequence n has keys [0, key_lengths[n])
+  /// of its s_k; what lies beyond is never read. The bottom-right alignment uses these lengths.
   ConstTensor key_lengths{};
   /// optional; [b|1, h_q|1, s_q|1, s_k], f32 or the dtype of q: added to the score. An axis of 1
   /// stands for all. -inf hides the key exactly as a false in `visible` does; NaN and +inf make the
@@ -120,6 +121,13 @@ struct ForwardTensors {
   /// optional; u8, shaped as bias: the query sees the key only where this is not 0 (on top of
   /// Options::mask).
   ConstTensor visible{};
+  /// optional: K and V are pools of pages, k [pages, page_size, h_k, d_qk] and v [pages, page_size,
+  /// h_k, d_v], and key j of sequence n is row j % page_size of page block_table[n, j / page_size].
+  /// i32 [b, max_pages], contiguous rows; key_lengths is required, s_k = max_pages * page_size
+  /// bounds it. q is dense, or varlen with cu_seqlens_q alone. Entries of pages that no query of
+  /// the sequence sees a key of are never read. Keys of a page whose id is outside [0, pages) are
+  /// skipped, as if hidden, and Plan::device_status tells, for tensors on the host, too.
+  ConstTensor block_table{};
 };
 
 /// Operands of the backward pass: the forward's inputs and results, the gradient of the loss by O

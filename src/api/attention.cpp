@@ -27,7 +27,9 @@ Problem shared_problem(Pass pass, const Tensors& t, const Options& options) {
 }  // namespace
 
 Problem make_problem(const ForwardTensors& t, const Options& options) {
-  return shared_problem(Pass::forward, t, options);
+  Problem problem = shared_problem(Pass::forward, t, options);
+  problem.operands.block_table = t.block_table;
+  return problem;
 }
 
 Problem make_problem(const BackwardTensors& t, const Options& options) {

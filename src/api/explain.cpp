@@ -73,6 +73,9 @@ std::string mask_text(const Problem& problem) {
   if (problem.operands.visible.present()) add("boolean mask");
   if (problem.operands.sinks.present()) add("sinks");
   if (options.dropout.p != 0.0) add("dropout " + to_text(options.dropout.p));
+  if (problem.operands.block_table.present()) {
+    add("pages of " + std::to_string(problem.operands.k.shape[1]) + " keys");
+  }
   if (problem.operands.key_lengths.present()) add("key lengths");
   return text;
 }
@@ -124,7 +127,9 @@ std::string cost_lines(const Problem& problem, const PlanInfo& info) {
   text += line("workspace", scaled(static_cast<double>(info.workspace_bytes), "B") + ", of which " +
                                 scaled(static_cast<double>(info.scratch_bytes_per_thread), "B") +
                                 " for each thread");
-  text += line("same bits", info.deterministic ? "yes, whatever the threads and the timing" : "no");
+  std::string same = info.deterministic ? "yes, whatever the threads and the timing" : "no";
+  if (info.batch_invariant) same += ", and whatever else is in the batch";
+  text += line("same bits", same);
   return text;
 }
 

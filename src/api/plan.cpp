@@ -119,7 +119,11 @@ Status Plan::run(const BackwardTensors& tensors, const RunOptions& options) cons
 
 Status Plan::device_status(const RunOptions& options) const try {
   if (state_ == nullptr) return api::invalid("plan", "is empty, must come from plan()");
-  if (state_->implementation->device_status == nullptr) return {};
+  const bool host = state_->resolved.problem.operands.q.device.type == DeviceType::cpu;
+  if (state_->implementation->device_status == nullptr ||
+      (host && !state_->resolved.geometry.paged)) {
+    return {};
+  }
   if (Status s = api::check_workspace(state_->draft.info, options.workspace); !s) return s;
   return state_->implementation->device_status(state_->resolved, state_->draft, options);
 } catch (...) {

@@ -56,11 +56,14 @@ template <class Tensors>
 Status check_lengths(const core::Resolved& resolved, const Tensors& t) {
   const core::Geometry& g = resolved.geometry;
   if (t.q.device.type != DeviceType::cpu) return {};
-  if (g.key_lengths) return check_key_lengths(t.key_lengths, g.s_k);
+  if (g.key_lengths) {
+    if (Status s = check_key_lengths(t.key_lengths, g.s_k); !s) return s;
+  }
   if (!g.varlen) return {};
   const MaxLengths& most = resolved.problem.options.max_lengths;
   if (Status s = check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q, g.total_q, most.s_q); !s)
     return s;
+  if (g.paged) return {};
   return check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k, g.total_k, most.s_k);
 }
 
@@ -114,6 +117,7 @@ Status check_tensors(const core::Resolved& resolved, const ForwardTensors& t,
                              {"v", t.v},
                              {"o", t.o, true},
                              {"lse", t.lse, true},
+                             {"block_table", t.block_table},
                              {"alibi_slopes", t.alibi_slopes},
                              {"cu_seqlens_q", t.cu_seqlens_q},
                              {"cu_seqlens_k", t.cu_seqlens_k},

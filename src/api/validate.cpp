@@ -134,19 +134,21 @@ class Validator {
   }
 
   Status inputs() {
-    const int rank = x_.cu_seqlens_q.present() || x_.cu_seqlens_k.present() ? 3 : 4;
-    const char* letters = rank == 4 ? "[b, s, h, d] (or [total, h, d] with cu_seqlens)"
-                                    : "[total, h, d] (cu_seqlens are given)";
+    g_.paged = x_.block_table.present();
+    g_.varlen = x_.cu_seqlens_q.present() || (x_.cu_seqlens_k.present() && !g_.paged);
     for (auto [name, spec] : {std::pair{"q", &x_.q}, {"k", &x_.k}, {"v", &x_.v}}) {
-      if (spec->rank != rank) {
+      const bool pool = g_.paged && spec != &x_.q;
+      if (spec->rank != (g_.varlen && !pool ? 3 : 4)) {
+        const char* letters = pool        ? "[pages, page_size, h_k, d] (a block_table is given)"
+                              : g_.varlen ? "[total, h, d] (cu_seqlens are given)"
+                                          : "[b, s, h, d] (or [total, h, d] with cu_seqlens)";
         return invalid(
             name, "shape is " + core::to_text(spec->shape, spec->rank) + ", must be " + letters);
       }
       if (Status s = check_float(name, *spec); !s) return s;
     }
-    g_.varlen = rank == 3;
-    const auto axis = [rank](const TensorSpec& spec, int from_the_end) {
-      return spec.shape[static_cast<std::size_t>(rank - from_the_end)];
+    const auto axis = [](const TensorSpec& spec, int from_the_end) {
+      return spec.shape[static_cast<std::size_t>(spec.rank - from_the_end)];
     };
     g_.h_q = axis(x_.q, 2);
     g_.h_k = axis(x_.k, 2);
@@ -162,7 +164,68 @@ class Validator {
     return {};
   }
 
+  Status check_max_lengths() const {
+    const MaxLengths& max = p_.options.max_lengths;
+    for (auto [name, value] :
+         {std::pair{"max_lengths.s_q", max.s_q}, {"max_lengths.s_k", max.s_k}}) {
+      if (value < 0 || value > kMaxExtent) {
+        return invalid(name, "is " + std::to_string(value) + ", must be in [0, 2^40]");
+      }
+    }
+    return {};
+  }
+
+  Status check_cu_seqlens(const char* name, const TensorSpec& spec) const {
+    if (!spec.present()) return invalid(name, "is absent, but the other cu_seqlens is given");
+    if (Status s = check_lengths(name, spec, "i32[b + 1]"); !s) return s;
+    if (spec.shape[0] >= 1) return {};
+    return invalid(name, "is " + core::to_text(spec) + ", must be contiguous i32[b + 1]");
+  }
+
+  /// K and V are pools of pages; q is dense or varlen.
+  Status paged_sequences() {
+    const TensorSpec& table = x_.block_table;
+    if (x_.cu_seqlens_k.present()) {
+      return invalid("cu_seqlens_k", "is given beside block_table; its lengths are key_lengths");
+    }
+    if (!x_.key_lengths.present()) {
+      return invalid("key_lengths", "is absent, but a block_table is given");
+    }
+    if (table.dtype != DType::i32 || table.rank != 2 ||
+        (table.shape[1] > 1 && table.stride[1] != 1)) {
+      return invalid("block_table", "is " + core::to_text(table) +
+                                        ", must be i32[b, max_pages] with contiguous rows");
+    }
+    g_.b = x_.q.shape[0];
+    if (g_.varlen) {
+      if (Status s = check_cu_seqlens("cu_seqlens_q", x_.cu_seqlens_q); !s) return s;
+      if (Status s = check_max_lengths(); !s) return s;
+      g_.b = x_.cu_seqlens_q.shape[0] - 1;
+    }
+    g_.total_q = g_.varlen ? x_.q.shape[0] : (core::Count{g_.b} * x_.q.shape[1]).value;
+    g_.s_q = g_.varlen ? std::min(p_.options.max_lengths.s_q, g_.total_q) : x_.q.shape[1];
+    g_.pages = x_.k.shape[0];
+    g_.page_size = x_.k.shape[1];
+    g_.max_pages = table.shape[1];
+    if (g_.page_size < 1) return invalid("k", "page_size is 0, must be at least 1");
+    g_.s_k = (core::Count{g_.max_pages} * g_.page_size).value;
+    if (g_.s_k > kMaxExtent) return invalid("block_table", "has room for more than 2^40 keys");
+    g_.total_k = (core::Count{g_.b} * g_.s_k).value;
+    if (table.shape[0] != g_.b) {
+      return invalid("block_table", "has " + std::to_string(table.shape[0]) +
+                                        " rows, must have b = " + std::to_string(g_.b));
+    }
+    if (Status s = check_shape("k", x_.k, shaped({g_.pages, g_.page_size, g_.h_k, g_.d_qk}),
+                               "[pages, page_size, h_k, d_qk]");
+        !s) {
+      return s;
+    }
+    return check_shape("v", x_.v, shaped({g_.pages, g_.page_size, g_.h_k, g_.d_v}),
+                       "[pages, page_size, h_k, d_v]");
+  }
+
   Status sequences() {
+    if (g_.paged) return paged_sequences();
     if (!g_.varlen) {
       g_.b = x_.q.shape[0];
       g_.s_q = x_.q.shape[1];
@@ -178,24 +241,15 @@ class Validator {
     }
     for (auto [name, spec] :
          {std::pair{"cu_seqlens_q", &x_.cu_seqlens_q}, {"cu_seqlens_k", &x_.cu_seqlens_k}}) {
-      if (!spec->present()) return invalid(name, "is absent, but the other cu_seqlens is given");
-      if (Status s = check_lengths(name, *spec, "i32[b + 1]"); !s) return s;
-      if (spec->shape[0] < 1) {
-        return invalid(name, "is " + core::to_text(*spec) + ", must be contiguous i32[b + 1]");
-      }
+      if (Status s = check_cu_seqlens(name, *spec); !s) return s;
     }
     if (x_.cu_seqlens_q.shape[0] != x_.cu_seqlens_k.shape[0]) {
       return invalid("cu_seqlens_k", "has " + std::to_string(x_.cu_seqlens_k.shape[0]) +
                                          " entries, cu_seqlens_q has " +
                                          std::to_string(x_.cu_seqlens_q.shape[0]));
     }
+    if (Status s = check_max_lengths(); !s) return s;
     const MaxLengths& max = p_.options.max_lengths;
-    for (auto [name, value] :
-         {std::pair{"max_lengths.s_q", max.s_q}, {"max_lengths.s_k", max.s_k}}) {
-      if (value < 0 || value > kMaxExtent) {
-        return invalid(name, "is " + std::to_string(value) + ", must be in [0, 2^40]");
-      }
-    }
     g_.b = x_.cu_seqlens_q.shape[0] - 1;
     g_.total_q = x_.q.shape[0];
     g_.total_k = x_.k.shape[0];
@@ -243,7 +297,7 @@ class Validator {
   Status key_lengths() {
     const TensorSpec& lengths = x_.key_lengths;
     if (!lengths.present()) return {};
-    if (g_.varlen) {
+    if (g_.varlen && !g_.paged) {
       return invalid("key_lengths",
                      "is given beside cu_seqlens; lengths of a varlen problem are cu_seqlens_k");
     }
@@ -256,7 +310,7 @@ class Validator {
   Status check_pairs(const char* name, const TensorSpec& spec) const {
     const MaxLengths& most = p_.options.max_lengths;
     const Extents whole = {g_.b, g_.h_q, g_.varlen ? most.s_q : g_.s_q,
-                           g_.varlen ? most.s_k : g_.s_k};
+                           g_.varlen && !g_.paged ? most.s_k : g_.s_k};
     bool fits = spec.rank == kMaxRank && spec.shape[3] == whole[3];
     for (std::size_t axis = 0; axis < 3 && fits; ++axis) {
       fits = spec.shape[axis] == 1 || spec.shape[axis] == whole[axis];

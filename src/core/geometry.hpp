@@ -11,7 +11,9 @@ namespace abacist::core {
 
 struct Geometry {
   bool varlen = false;
-  bool key_lengths = false;  ///< dense, but each sequence has its own number of keys
+  bool key_lengths = false;  ///< dense or paged, each sequence with its own number of keys
+  bool paged = false;        ///< K and V are pools of pages
+  std::int64_t page_size = 0, pages = 0, max_pages = 0;
   std::int64_t b = 0;
   std::int64_t h_q = 0, h_k = 0;
   std::int64_t group = 1;         ///< h_q / h_k
@@ -108,12 +110,19 @@ struct Lengths {
 };
 
 inline Sequence sequence_at(const Geometry& g, const Lengths& lengths, std::int64_t index) {
-  if (!g.varlen) {
-    return {index, 0, 0, g.s_q, g.key_lengths ? std::int64_t{lengths.keys[index]} : g.s_k};
-  }
   const auto& [cu_q, cu_k, keys] = lengths;
-  return {index, cu_q[index], cu_k[index], cu_q[index + 1] - std::int64_t{cu_q[index]},
-          cu_k[index + 1] - std::int64_t{cu_k[index]}};
+  Sequence s{index, 0, 0, g.s_q, g.s_k};
+  if (g.varlen) {
+    s.first_q = cu_q[index];
+    s.len_q = cu_q[index + 1] - s.first_q;
+  }
+  if (g.key_lengths) {
+    s.len_k = keys[index];
+  } else if (g.varlen) {
+    s.first_k = cu_k[index];
+    s.len_k = cu_k[index + 1] - s.first_k;
+  }
+  return s;
 }
 
 }  // namespace abacist::core

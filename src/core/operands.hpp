@@ -40,6 +40,7 @@ inline constexpr OperandRule kOperands[] = {
     {"d_sinks", &Operands::d_sinks, Use::unused, Use::optional_output},
     {"cu_seqlens_q", &Operands::cu_seqlens_q, Use::optional_input, Use::optional_input},
     {"cu_seqlens_k", &Operands::cu_seqlens_k, Use::optional_input, Use::optional_input},
+    {"block_table", &Operands::block_table, Use::optional_input, Use::unused},
     {"key_lengths", &Operands::key_lengths, Use::optional_input, Use::optional_input},
 };
 

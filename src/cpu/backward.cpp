@@ -56,17 +56,19 @@ constexpr std::int64_t kEnoughItems = 128;
 /// key block packs all rows that see it anew, so large blocks pay: 256 keys instead of 128 gain 8%
 /// at d 64 and d 128 (Zen 4). Two panels of rows halve the traffic of dK and dV, four of narrow
 /// ones.
-Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
+Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invariant) {
   const std::int64_t packed = g.packed_rows();
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t step = kernels.key_step;
   std::int64_t panels = panel >= 24 ? 2 : 4;
   if (g.d_qk + g.d_v > 512) panels /= 2;
-  panels = std::clamp<std::int64_t>(ceil_div(packed, panel), 1, panels);
+  if (!invariant) panels = std::clamp<std::int64_t>(ceil_div(packed, panel), 1, panels);
   std::int64_t keys = std::clamp<std::int64_t>(163840 / (3 * g.d_qk + 2 * g.d_v), 32, 256);
   const Count heads = g.kv_heads();
-  while (keys > 128 && (heads * ceil_div(g.s_k, keys)).value < kEnoughItems) keys /= 2;
-  keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
+  if (!invariant) {
+    while (keys > 128 && (heads * ceil_div(g.s_k, keys)).value < kEnoughItems) keys /= 2;
+    keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
+  }
   keys = ceil_div(keys, step) * step;
   return {static_cast<int>(panels * panel), static_cast<int>(keys)};
 }
@@ -338,7 +340,7 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   const core::Geometry& g = resolved.geometry;
   auto c = std::make_shared<BackwardChoices>();
   c->kernels = kernels(target.value());
-  c->tiles = choose_tiles(*c->kernels, g);
+  c->tiles = choose_tiles(*c->kernels, g, options.batch_invariant);
   c->bias = BiasTurns(resolved.problem.operands.d_bias, g, c->tiles);
   c->scratch_bytes = round_up(
       c->kernels->backward_scratch_bytes(c->tiles, g.d_qk, g.d_v, c->bias.over_rows ? g.group : 0),
@@ -352,6 +354,7 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   info.kernel = std::string("cpu.backward.") + to_string(target.value());
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
+  info.batch_invariant = options.batch_invariant;
   info.work_items = g.varlen ? (Count{g.total_k / c->tiles.keys + g.b} * g.h_k).value
                              : (Count{g.kv_heads()} * ceil_div(g.s_k, c->tiles.keys)).value;
   info.threads = plan_threads(options, std::max(info.work_items, row_tiles.value));

@@ -26,7 +26,13 @@ bool serves(DType dtype) {
 
 }  // namespace
 
-const core::Implementation kImplementation = {"cpu", Backend::cpu, plan, run_forward, run_backward};
+const core::Implementation kImplementation = {"cpu",
+                                              Backend::cpu,
+                                              plan,
+                                              run_forward,
+                                              run_backward,
+                                              {core::host_allocate, core::host_release},
+                                              core::host_status};
 
 ScoreRule ScoreRule::make(double scale, double softcap, bool added) {
   constexpr double kLog2E = 1.4426950408889634;

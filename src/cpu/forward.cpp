@@ -29,6 +29,13 @@ constexpr std::int64_t kMinKeysOfSplit = 512;
 constexpr std::int64_t kSharedBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kSharedRows = 192;
 
+/// A pass over pages of this plan, in the workspace: the status word first of all, and of each
+/// sequence which keys lie in valid pages.
+struct PagedChoices {
+  std::size_t valid_offset = 0;  ///< [b][s_k] bytes, written only for a sequence with invalid pages
+  std::size_t flags_offset = 0;  ///< [b] bytes: whether the sequence has invalid pages
+};
+
 struct ForwardChoices {
   const Kernels* kernels = nullptr;
   Tiles tiles{};
@@ -36,7 +43,9 @@ struct ForwardChoices {
   std::int64_t small_tiles = 0;  ///< of a head, from row 0 on
   std::int64_t row_tiles = 0;    ///< of the longest sequence, small ones not counted
   std::int64_t splits = 1;
-  std::size_t scratch_bytes = 0;    ///< per thread
+  std::size_t scratch_bytes = 0;  ///< per thread
+  std::size_t scratch_offset = 0;
+  PagedChoices paged;
   std::size_t partials_offset = 0;  ///< of O partials in the workspace
   std::size_t lse_offset = 0;
   std::size_t index_offset = 0;     ///< varlen: first item of each sequence
@@ -52,15 +61,19 @@ struct ForwardChoices {
 /// hurt), K and V of a block in it (96 KiB). Many rows amortise the packing of K and V: at 96 rows
 /// it takes a fifth of the time, at 768 3% (d 128, Zen 4: 78.7, 91.5 and 98.5 GFLOP/s at 96, 384
 /// and 768 rows).
-Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g) {
+Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invariant) {
   const std::int64_t packed = g.packed_rows();
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t most = std::max<std::int64_t>(262144 / (g.d_qk + g.d_v), panel);
   std::int64_t rows = std::min({std::int64_t{768}, most, kMaxPanels * panel});
   const Count heads = g.kv_heads();
-  while (rows > 96 && (heads * ceil_div(packed, rows)).value < kEnoughItems) rows /= 2;
   std::int64_t keys = std::clamp<std::int64_t>(24576 / (g.d_qk + g.d_v), 32, 96);
-  keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
+  if (invariant) {
+    rows = std::min(rows, kSharedRows);
+  } else {
+    while (rows > 96 && (heads * ceil_div(packed, rows)).value < kEnoughItems) rows /= 2;
+    keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
+  }
   keys = ceil_div(keys, kernels.key_step) * kernels.key_step;
   return {static_cast<int>(ceil_div(rows, panel) * panel), static_cast<int>(keys)};
 }
@@ -202,6 +215,62 @@ class Items {
   std::int64_t count_ = 0;
 };
 
+template <class T>
+T* at(const core::ForwardCall& call, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(call.options.workspace.data) + offset);
+}
+
+/// Keys of a sequence that some query sees.
+core::Interval seen_keys(const core::ForwardCall& call, const core::Sequence& s) {
+  const core::MaskRule rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
+  const core::Interval seen = s.len_q > 0 ? rule.visible_any(0, s.len_q) : core::Interval{};
+  return seen.empty() ? core::Interval{} : seen;
+}
+
+const std::int32_t* page_ids(const core::ForwardCall& call, const core::Sequence& s) {
+  const ConstTensor& table = call.tensors.block_table;
+  return static_cast<const std::int32_t*>(table.data) + s.index * table.stride[0];
+}
+
+/// Keys of one head; of a paged cache with the sequence's block table.
+Operand key_view(const core::ForwardCall& call, const ConstTensor& tensor, const core::Sequence& s,
+                 std::int64_t head) {
+  const core::Geometry& g = call.resolved.geometry;
+  if (!g.paged) return view(tensor, s.index, s.first_k, head);
+  Operand keys = view(tensor, 0, 0, head);
+  keys.pages = {page_ids(call, s), g.page_size, tensor.stride[0], g.pages, seen_keys(call, s)};
+  return keys;
+}
+
+/// Looks for invalid ids among the pages of one sequence that queries see.
+bool find_invalid_pages(const core::ForwardCall& call, const ForwardChoices& c,
+                        const core::Sequence& s) {
+  const core::Geometry& g = call.resolved.geometry;
+  const core::Interval seen = seen_keys(call, s);
+  const std::int32_t* ids = page_ids(call, s);
+  auto* valid = at<std::uint8_t>(call, c.paged.valid_offset) + s.index * g.s_k;
+  bool any = false;
+  for (std::int64_t p = seen.begin / g.page_size; p * g.page_size < seen.end; ++p) {
+    if (ids[p] >= 0 && ids[p] < g.pages) continue;
+    if (!any) std::fill_n(valid, g.s_k, std::uint8_t{1});
+    any = true;
+    std::fill_n(valid + p * g.page_size, g.page_size, std::uint8_t{0});
+  }
+  at<std::uint8_t>(call, c.paged.flags_offset)[s.index] = any ? 1 : 0;
+  return any;
+}
+
+/// The status word, and the keys of invalid pages.
+void check_pages(const core::ForwardCall& call, const ForwardChoices& c) {
+  const core::Geometry& g = call.resolved.geometry;
+  std::atomic<std::uint32_t> faults = 0;
+  for_each_ticket(g.b, call.draft.info.threads, [&](std::int64_t n, int) {
+    const core::Sequence s = core::sequence_at(g, core::Lengths::of(call.tensors), n);
+    if (find_invalid_pages(call, c, s)) faults.fetch_or(DeviceFault::block_table);
+  });
+  *at<std::uint32_t>(call, 0) = faults;
+}
+
 /// Partial results of split `s` as tensors, in the workspace.
 Partial partial(const core::ForwardCall& call, const ForwardChoices& c, std::int64_t s) {
   const core::Geometry& g = call.resolved.geometry;
@@ -242,8 +311,8 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   const std::int64_t head = item.kv_head * g.group;
   ForwardTask task;
   task.q = view(t.q, s.index, s.first_q, head);
-  task.k = view(t.k, s.index, s.first_k, item.kv_head);
-  task.v = view(t.v, s.index, s.first_k, item.kv_head);
+  task.k = key_view(call, t.k, s, item.kv_head);
+  task.v = key_view(call, t.v, s, item.kv_head);
   if (c.splits == 1) {
     task.o = view(t.o, s.index, s.first_q, head);
     task.lse = row_view<float>(t.lse, s.index, s.first_q, head);
@@ -256,6 +325,10 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   }
   task.rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
   task.score = score_rule(call.resolved, ScoreOperands(t), s.index, head);
+  if (g.paged && at<std::uint8_t>(call, c.paged.flags_offset)[s.index] != 0) {
+    task.score.valid = {
+        at<std::uint8_t>(call, c.paged.valid_offset) + s.index * g.s_k, DType::u8, 0, 0, 1, g.s_k};
+  }
   task.dropout = core::dropout_rule(call.resolved.problem.options.dropout, g.h_q, s.index, head);
   task.group = g.group;
   task.d_qk = g.d_qk;
@@ -297,10 +370,15 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   const core::Geometry& g = resolved.geometry;
   auto c = std::make_shared<ForwardChoices>();
   c->kernels = kernels(target.value());
-  c->tiles = choose_tiles(*c->kernels, g);
+  c->tiles = choose_tiles(*c->kernels, g, options.batch_invariant);
   choose_sharing(g, *c);
-  cut_rows(g, *c);
-  c->splits = choose_splits(g, c->row_tiles + c->small_tiles);
+  if (options.batch_invariant) {
+    c->small_rows = c->tiles.rows;
+    c->row_tiles = ceil_div(g.packed_rows(), c->tiles.rows);
+  } else {
+    cut_rows(g, *c);
+    c->splits = choose_splits(g, c->row_tiles + c->small_tiles);
+  }
   c->scratch_bytes = round_up(c->kernels->forward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
 
   core::Draft draft;
@@ -309,11 +387,17 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   info.rows = c->tiles.rows;
   info.keys = c->tiles.keys;
   info.splits = c->splits;
+  info.batch_invariant = options.batch_invariant;
   info.work_items = (Count{g.kv_heads()} * (c->row_tiles + c->small_tiles) * c->splits).value;
   info.threads = plan_threads(options, info.work_items);
   info.scratch_bytes_per_thread = c->scratch_bytes;
   WorkspaceLayout layout;
-  layout.reserve(info.threads, static_cast<std::int64_t>(c->scratch_bytes));
+  if (g.paged) layout.reserve(1, sizeof(std::uint32_t));  // the status word: first of all
+  c->scratch_offset = layout.reserve(info.threads, static_cast<std::int64_t>(c->scratch_bytes));
+  if (g.paged) {
+    c->paged.flags_offset = layout.reserve(g.b, 1);
+    c->paged.valid_offset = layout.reserve(Count{g.b} * g.s_k, 1);
+  }
   if (g.varlen) c->index_offset = layout.reserve(g.b + 1, sizeof(std::int64_t));
   if (c->splits > 1) {
     const Count rows = Count{c->splits} * g.total_q * g.h_q;
@@ -337,7 +421,8 @@ Status run_forward(const core::ForwardCall& call) {
   const auto& c = *static_cast<const ForwardChoices*>(call.draft.choices.get());
   const Items items(call, c);
   Progress progress(call.options, items.count());
-  auto* scratch = static_cast<std::byte*>(call.options.workspace.data);
+  auto* scratch = at<std::byte>(call, c.scratch_offset);
+  if (call.resolved.geometry.paged) check_pages(call, c);
   const int threads = call.draft.info.threads;
   const std::int64_t heads = call.resolved.geometry.kv_heads();
   const std::int64_t packs = heads * c.shared_blocks;

@@ -64,6 +64,26 @@ void load_keys_and_values(const core::Geometry& g, const ConstTensor& k, const C
   }
 }
 
+/// Keys and values out of pages. Those of an invalid page stay unread; whether a query would have
+/// seen one is noted.
+void load_pages(const core::Resolved& resolved, const ForwardTensors& t,
+                const core::Sequence& sequence, std::int64_t head_k, const Scratch& x) {
+  const core::Geometry& g = resolved.geometry;
+  const PageReader pages(g, t.block_table, sequence.index);
+  const Visibility visible(resolved.problem.options.mask, sequence.len_q, sequence.len_k);
+  for (std::int64_t j = 0; j < sequence.len_k; ++j) {
+    if (pages.valid(j)) {
+      const core::Sequence page{pages.page(j)};
+      Rows(t.k, page, 0, head_k).load(t.k.data, j % g.page_size, g.d_qk, x.keys + j * g.d_qk);
+      Rows(t.v, page, 0, head_k).load(t.v.data, j % g.page_size, g.d_v, x.values + j * g.d_v);
+      continue;
+    }
+    for (std::int64_t i = 0; i < sequence.len_q; ++i) {
+      if (visible.sees(i, j)) x.faults->fetch_or(DeviceFault::block_table);
+    }
+  }
+}
+
 /// The sink of a head; -inf if there is none.
 double sink_of(const ConstTensor& sinks, std::int64_t head) {
   if (!sinks.present()) return -std::numeric_limits<double>::infinity();
@@ -140,7 +160,11 @@ void forward(const core::Resolved& resolved, const ForwardTensors& t,
              const core::Sequence& sequence, std::int64_t head_k, const Scratch& x,
              const RowsDone& done) {
   const core::Geometry& g = resolved.geometry;
-  load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
+  if (g.paged) {
+    load_pages(resolved, t, sequence, head_k, x);
+  } else {
+    load_keys_and_values(g, t.k, t.v, sequence, head_k, x);
+  }
   for (std::int64_t head = head_k * g.group; head < (head_k + 1) * g.group; ++head) {
     const ScoreRule rule(resolved, t, sequence, head);
     const double sink = sink_of(t.sinks, head);

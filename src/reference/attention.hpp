@@ -1,6 +1,7 @@
 // Attention of one (sequence, key/value head) in float64, straight from the formulas.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,6 +23,7 @@ struct Scratch {
   double* v_part;  // [d_v]: O over a run of keys
   double* d_bias;  // of all workers, which then is one: the gradient of the bias, row-major
   TensorSpec d_bias_spec;
+  std::atomic<std::uint32_t>* faults;  // DeviceFault bits of the run
 };
 
 /// Doubles that a Scratch for `max_len_k` keys needs; saturates.

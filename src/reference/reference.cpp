@@ -22,6 +22,7 @@ using core::Count;
 struct Choices {
   int workers = 1;
   std::size_t doubles_per_worker = 0;
+  std::size_t status_doubles = 0;  ///< before the workers' doubles; holds the status word
   std::int64_t max_len_k = 0;
   TensorSpec d_bias{};  ///< its sums as float64, row-major, behind the workers' doubles
 };
@@ -77,7 +78,8 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
     choices.workers = 1;  // all heads and sequences may add to the same elements
     choices.d_bias = contiguous(DType::f64, {x.shape[0], x.shape[1], x.shape[2], x.shape[3]});
   }
-  choices.max_len_k = g.varlen ? std::min(g.s_k, g.total_k) : g.s_k;
+  choices.max_len_k = std::min(g.s_k, g.total_k);
+  choices.status_doubles = g.paged ? kAlignedDoubles : 0;
   const bool empty = items == 0 || (g.total_q == 0 && g.total_k == 0);
   if (!empty) {
     const std::size_t doubles = scratch_doubles(g, resolved.problem.pass, choices.max_len_k);
@@ -86,14 +88,17 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
   }
   core::Draft draft;
   draft.info.kernel = "reference";
+  draft.info.batch_invariant = options.batch_invariant;  // each sequence is worked on alone
   draft.info.rows = 1;
   draft.info.keys = static_cast<int>(std::min<std::int64_t>(choices.max_len_k, INT32_MAX));
   draft.info.work_items = items;
   draft.info.threads = choices.workers;
   const Count scratch = Count{static_cast<std::int64_t>(choices.doubles_per_worker)} * 8;
   draft.info.scratch_bytes_per_thread = static_cast<std::size_t>(scratch.value);
-  draft.info.workspace_bytes = static_cast<std::size_t>(
-      (scratch * choices.workers + core::elements(choices.d_bias) * 8).value);
+  draft.info.workspace_bytes =
+      static_cast<std::size_t>((scratch * choices.workers + core::elements(choices.d_bias) * 8 +
+                                static_cast<std::int64_t>(choices.status_doubles) * 8)
+                                   .value);
   fill_figures(resolved, draft.info);
   draft.choices = std::make_shared<Choices>(choices);
   return draft;
@@ -141,7 +146,9 @@ template <class Call, class Body>
 Status run(const Call& call, const Body& body) {
   const core::Geometry& g = call.resolved.geometry;
   const auto& choices = *static_cast<const Choices*>(call.draft.choices.get());
-  auto* const workspace = static_cast<double*>(call.options.workspace.data);
+  auto* const workspace =
+      static_cast<double*>(call.options.workspace.data) + choices.status_doubles;
+  std::atomic<std::uint32_t> faults = 0;
   double* const d_bias =
       workspace + static_cast<std::size_t>(choices.workers) * choices.doubles_per_worker;
   std::fill_n(d_bias, core::elements(choices.d_bias).value, 0.0);
@@ -157,16 +164,19 @@ Status run(const Call& call, const Body& body) {
     Scratch scratch = carve(memory, g, call.resolved.problem.pass, choices.max_len_k);
     scratch.d_bias = d_bias;
     scratch.d_bias_spec = choices.d_bias;
+    scratch.faults = &faults;
     for (std::int64_t item = next++; item < items; item = next++) {
       const auto sequence = core::sequence_at(g, core::Lengths::of(call.tensors), item / g.h_k);
       body(sequence, item % g.h_k, scratch, done);
     }
   });
+  if (g.paged) *static_cast<std::uint32_t*>(call.options.workspace.data) = faults;
   return {};
 }
 
 Status run_forward(const core::ForwardCall& call) {
   const core::Geometry& g = call.resolved.geometry;
+  if (g.paged) *static_cast<std::uint32_t*>(call.options.workspace.data) = 0;
   if (g.total_q == 0 || g.h_q == 0) return {};  // no output; keys alone may be beyond counting
   return run(call, [&](const core::Sequence& sequence, std::int64_t head_k, const Scratch& scratch,
                        const RowsDone& done) {
@@ -203,7 +213,9 @@ Status run_backward(const core::BackwardCall& call) {
 
 }  // namespace
 
-const core::Implementation kImplementation = {"reference", Backend::reference, &plan, &run_forward,
-                                              &run_backward};
+const core::Implementation kImplementation = {
+    "reference",       Backend::reference, &plan,
+    &run_forward,      &run_backward,      {core::host_allocate, core::host_release},
+    &core::host_status};
 
 }  // namespace abacist::reference

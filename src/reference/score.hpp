@@ -38,6 +38,33 @@ class PairReader {
   std::int64_t base_ = 0, row_ = 0;
 };
 
+/// Where the keys of one sequence lie in a pool of pages.
+class PageReader {
+ public:
+  PageReader(const core::Geometry& g, const ConstTensor& table, std::int64_t sequence)
+      : geometry_(g), table_(table), sequence_(sequence) {}
+
+  std::int64_t page(std::int64_t j) const {
+    return static_cast<const std::int32_t*>(
+        table_.data)[sequence_ * table_.stride[0] + j / geometry_.page_size];
+  }
+  bool valid(std::int64_t j) const {
+    return !geometry_.paged || (page(j) >= 0 && page(j) < geometry_.pages);
+  }
+
+ private:
+  const core::Geometry& geometry_;
+  const ConstTensor& table_;
+  std::int64_t sequence_;
+};
+
+/// The block table of either pass; the backward pass has none.
+inline const ConstTensor& table_of(const ForwardTensors& t) { return t.block_table; }
+inline const ConstTensor& table_of(const BackwardTensors&) {
+  static const ConstTensor kNone;
+  return kNone;
+}
+
 /// The score of each pair of one head of one sequence, and whether the pair sees each other.
 class ScoreRule {
  public:
@@ -49,6 +76,7 @@ class ScoreRule {
         cap_(resolved.problem.options.score.softcap),
         bias_(t.bias, sequence.index, head),
         mask_(t.visible, sequence.index, head),
+        pages_(resolved.geometry, table_of(t), sequence.index),
         dropout_(core::dropout_rule(resolved.problem.options.dropout, resolved.geometry.h_q,
                                     sequence.index, head)) {
     const ConstTensor& slopes = t.alibi_slopes;
@@ -77,7 +105,7 @@ class ScoreRule {
   }
 
   bool sees(std::int64_t i, std::int64_t j) const {
-    if (!visible_.sees(i, j)) return false;
+    if (!visible_.sees(i, j) || !pages_.valid(j)) return false;
     if (mask_.present() && mask_(i, j) == 0.0) return false;
     return !bias_.present() || bias_(i, j) != -std::numeric_limits<double>::infinity();
   }
@@ -95,6 +123,7 @@ class ScoreRule {
   double scale_;
   double cap_;
   PairReader bias_, mask_;
+  PageReader pages_;
   core::DropoutRule dropout_;
   double slope_ = 0.0;
   bool has_slope_ = false;

@@ -109,8 +109,10 @@ Case random_case(const Menu& menu, std::uint64_t n) {
   c.data.hidden = random.pick({0.0, 0.3, 0.97});
   c.sinks = random.chance(0.25);
   if (!menu.varlen && random.chance(0.25)) {
-    for (std::int64_t each = 0; each < c.b; ++each)
+    for (std::int64_t each = 0; each < c.b; ++each) {
       c.key_lengths.push_back(random.integer(0, c.s_k));
+    }
+    if (random.chance(0.4)) c.page_size = random.pick({1, 3, 16, 48, 64, 256});
   }
   c.layout.random = random.chance(0.6);
   // Scores of order 10 and more (one key takes it all), a mean of V that shows biases.

@@ -33,7 +33,8 @@ std::vector<std::int64_t> lse_shape(const Case& c) {
 
 std::vector<std::int64_t> pair_shape(const Case& c, const Case::Pairs& x) {
   const std::int64_t s_q = c.varlen() ? longest(c.lens_q) : c.s_q;
-  const std::int64_t s_k = c.varlen() ? longest(c.lens_k) : c.s_k;
+  std::int64_t s_k = c.varlen() ? longest(c.lens_k) : c.s_k;
+  if (c.page_size > 0) s_k = (s_k + c.page_size - 1) / c.page_size * c.page_size;
   return {x.b ? c.sequences() : 1, x.h ? c.h_q() : 1, x.s ? s_q : 1, s_k};
 }
 
@@ -142,6 +143,7 @@ std::string Case::text() const {
   }
   text << text_of("bias", bias) << text_of("visible", visible);
   if (sinks) text << " sinks";
+  if (page_size > 0) text << " pages of " << page_size;
   if (!key_lengths.empty()) text << " key lengths " << join(key_lengths);
   text << (d_lse ? " d_lse" : "") << (layout.random ? " random layout" : "") << " std "
        << data.query_key_std << " v " << data.v_mean << "+-" << data.v_std << " stream " << stream;
@@ -196,6 +198,7 @@ Instance::Instance(const Case& problem) : c(problem) {
     poison_padding(k, c.key_lengths);
     poison_padding(v, c.key_lengths);
   }
+  if (c.page_size > 0) make_pages();
   if (c.varlen()) {
     poison_slack(q, sum(c.lens_q));
     poison_slack(d_o, sum(c.lens_q));
@@ -205,6 +208,40 @@ Instance::Instance(const Case& problem) : c(problem) {
     cu_k = cumulative(c.lens_k);
     c.options.max_lengths = {longest(c.lens_q), longest(c.lens_k)};
   }
+}
+
+void Instance::make_pages() {
+  Random random(c.stream ^ 0x7061676573u);
+  const std::int64_t per_sequence = (c.s_k + c.page_size - 1) / c.page_size;
+  const std::int64_t pages = c.b * per_sequence + 3;
+  Layout layout = c.layout;
+  layout.broadcast = false;
+  k_pages = Buffer(c.dtype, {pages, c.page_size, c.h_k, c.d_qk}, layout, c.stream * 16 + 21);
+  v_pages = Buffer(c.dtype, {pages, c.page_size, c.h_k, c.d_v}, layout, c.stream * 16 + 22);
+  for (Buffer* pool : {&k_pages, &v_pages}) pool->fill(std::numeric_limits<double>::quiet_NaN());
+  block_table = Buffer(DType::i32, {c.b, per_sequence});
+  block_table.fill(1e9);  // far outside, if it were read
+  std::vector<std::int64_t> order(static_cast<std::size_t>(pages));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  for (std::size_t i = order.size(); i > 1; --i) {
+    std::swap(order[i - 1],
+              order[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(i) - 1))]);
+  }
+  for (std::int64_t n = 0; n < c.b; ++n) {
+    for (std::int64_t j = 0; j < c.len_k(n); ++j) {
+      const std::int64_t page = order[static_cast<std::size_t>(n * per_sequence + j / c.page_size)];
+      block_table.set({n, j / c.page_size}, static_cast<double>(page));
+      for (std::int64_t h = 0; h < c.h_k; ++h) {
+        for (std::int64_t e = 0; e < c.d_qk; ++e) {
+          k_pages.set({page, j % c.page_size, h, e}, k.at({n, j, h, e}));
+        }
+        for (std::int64_t e = 0; e < c.d_v; ++e) {
+          v_pages.set({page, j % c.page_size, h, e}, v.at({n, j, h, e}));
+        }
+      }
+    }
+  }
+  for (Buffer* buffer : {&k_pages, &v_pages, &block_table}) buffer->freeze();
 }
 
 Results Instance::make_results(DType o_dtype, DType lse_dtype, Layout layout) const {
@@ -227,8 +264,8 @@ Gradients Instance::make_gradients(DType dtype, Layout layout) const {
 
 ForwardTensors Instance::tensors(Results& results) const {
   return {.q = q.in(),
-          .k = k.in(),
-          .v = v.in(),
+          .k = c.page_size > 0 ? k_pages.in() : k.in(),
+          .v = c.page_size > 0 ? v_pages.in() : v.in(),
           .o = results.o.out(),
           .lse = results.lse.out(),
           .alibi_slopes = slopes.in(),
@@ -237,7 +274,8 @@ ForwardTensors Instance::tensors(Results& results) const {
           .sinks = sinks.in(),
           .key_lengths = key_lengths.in(),
           .bias = bias.in(),
-          .visible = visible.in()};
+          .visible = visible.in(),
+          .block_table = block_table.in()};
 }
 
 BackwardTensors Instance::tensors(const Results& results, Gradients& gradients) const {

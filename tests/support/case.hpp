@@ -38,6 +38,7 @@ struct Case {
   Pairs bias{}, visible{};
   bool sinks = false;                       ///< a logit per head, and its gradient
   std::vector<std::int64_t> key_lengths{};  ///< dense: keys of each sequence, at most s_k
+  std::int64_t page_size = 0;  ///< with key_lengths, forward only: K and V in pages; 0: not
   Layout layout{};
   Data data{};
   std::uint64_t stream = 0;  ///< of the random data
@@ -70,6 +71,11 @@ struct Instance {
 
   Case c;
   Buffer q, k, v, slopes, bias, visible, sinks, d_o, d_lse, cu_q, cu_k, key_lengths;
+  Buffer k_pages, v_pages, block_table;  ///< of a paged case; k and v hold the same keys
+
+  /// Spreads k and v over pages in random order. What no sequence needs is poisoned: rows past the
+  /// lengths, pages without an owner, table entries past the last page.
+  void make_pages();
 
   /// NaN-filled buffers to write to; `dtype` f64 for the oracle.
   Results make_results(DType o_dtype, DType lse_dtype = DType::f32, Layout layout = {}) const;

@@ -161,6 +161,47 @@ TEST(FeatureValidation, Dropout) {
   }
 }
 
+Case paged_case() {
+  Case c = case_with_lengths();
+  c.page_size = 2;
+  return c;
+}
+
+TEST(FeatureValidation, BlockTable) {
+  const Case c = paged_case();
+  Good good(c);
+  EXPECT_TRUE(forward(good.forward, good.options).ok());
+  expect_forward_error(
+      "block_table", "has 1 rows, must have b = 2",
+      [](Good& g) { g.forward.block_table.shape[0] = 1; }, &c);
+  expect_forward_error(
+      "block_table", "i32[b, max_pages] with contiguous rows",
+      [](Good& g) { g.forward.block_table.stride[1] = 2; }, &c);
+  expect_forward_error(
+      "block_table", "i32[b, max_pages]", [](Good& g) { g.forward.block_table.dtype = DType::f32; },
+      &c);
+  expect_forward_error(
+      "block_table", "data is null", [](Good& g) { g.forward.block_table.data = nullptr; }, &c);
+  expect_forward_error(
+      "key_lengths", "is absent, but a block_table is given",
+      [](Good& g) { g.forward.key_lengths = {}; }, &c);
+  expect_forward_error(
+      "k", "[pages, page_size, h_k, d]", [](Good& g) { g.forward.k.rank = 3; }, &c);
+  expect_forward_error(
+      "k", "page_size is 0", [](Good& g) { g.forward.k.shape[1] = 0; }, &c);
+  expect_forward_error(
+      "v", "must be [pages, page_size, h_k, d_v]", [](Good& g) { g.forward.v.shape[1] = 1; }, &c);
+  expect_forward_error(
+      "cu_seqlens_k", "beside block_table",
+      [](Good& g) { g.forward.cu_seqlens_k = g.forward.key_lengths; }, &c);
+  expect_forward_error(
+      "key_lengths", "[1] is 7, must be in [0, s_k = 6]",
+      [](Good& g) {
+        static_cast<std::int32_t*>(const_cast<void*>(g.forward.key_lengths.data))[1] = 7;
+      },
+      &c);
+}
+
 TEST(FeatureValidation, MergeOfSinks) {
   Buffer o(DType::f32, {1, 2, 3, 4});
   Buffer lse(DType::f32, {1, 3, 2});

@@ -86,6 +86,12 @@ constexpr Row kRows[] = {
      &Operands::visible,
      {.input = &Fw::visible},
      {.input = &Bw::visible}},
+    {"block_table",
+     &Tc::block_table,
+     &Pc::block_table,
+     &Operands::block_table,
+     {.input = &Fw::block_table},
+     {}},
 };
 static_assert(
     std::size(kRows) == std::size(core::kOperands),
@@ -112,7 +118,8 @@ static_assert(number(Backend::automatic) == ABACIST_BACKEND_AUTOMATIC &&
               number(Backend::cuda) == ABACIST_BACKEND_CUDA);
 static_assert(DeviceFault::cu_seqlens_q == ABACIST_FAULT_CU_SEQLENS_Q &&
               DeviceFault::cu_seqlens_k == ABACIST_FAULT_CU_SEQLENS_K &&
-              DeviceFault::key_lengths == ABACIST_FAULT_KEY_LENGTHS);
+              DeviceFault::key_lengths == ABACIST_FAULT_KEY_LENGTHS &&
+              DeviceFault::block_table == ABACIST_FAULT_BLOCK_TABLE);
 
 bool used(const Row& row, Pass pass) {
   return pass == Pass::forward ? row.forward.used() : row.backward.used();

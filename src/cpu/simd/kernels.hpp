@@ -12,13 +12,24 @@
 
 namespace abacist::cpu {
 
+/// The block table of one sequence: row j of K or V is row j % size of page ids[j / size]. Null
+/// ids: rows lie one after the other.
+struct Pages {
+  const std::int32_t* ids = nullptr;
+  std::int64_t size = 1;
+  std::int64_t stride = 0;  ///< elements from one page to the next
+  std::int64_t count = 0;   ///< pages of the pool; ids outside are invalid
+  core::Interval seen{};    ///< rows that some query sees; others are not read
+};
+
 /// One head group of one sequence of an operand: element (row i, head g of the group, dim c) lies
-/// at data[i * row + g * head + c * dim].
+/// at data[i * row + g * head + c * dim], of a paged one at its page's offset more.
 template <class Void>
 struct BasicOperand {
   Void* data = nullptr;
   DType dtype = DType::f32;
   std::int64_t row = 0, head = 0, dim = 0;
+  Pages pages{};
 };
 using Operand = BasicOperand<const void>;
 using Output = BasicOperand<void>;
@@ -67,8 +78,11 @@ struct ScoreRule {
   std::int64_t slopes_stride = 0;
   PairOperand bias;     ///< added, in natural units; -inf hides
   PairOperand visible;  ///< u8; 0 hides; may join a plain rule
+  PairOperand valid;    ///< u8 for each key, where the sequence has invalid pages; as visible
 
-  bool has_pairs() const { return bias.data != nullptr || visible.data != nullptr; }
+  bool has_pairs() const {
+    return bias.data != nullptr || visible.data != nullptr || valid.data != nullptr;
+  }
 
   /// `added`: slopes or a bias will be. Precondition: scale finite in float.
   static ScoreRule make(double scale, double softcap, bool added);

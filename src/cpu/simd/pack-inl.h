@@ -76,6 +76,38 @@ HWY_INLINE void with_type(const void* data, DType dtype, const Body& body) {
   }
 }
 
+/// The rows of one head of K or V, wherever they lie. Made for rows that ascend: a page is looked
+/// up once.
+template <class T>
+class KeyRows {
+ public:
+  KeyRows(const Operand& x, const T* data) : x_(x), data_(data) {}
+
+  /// Row j; null in an invalid page, and where no query looks.
+  HWY_INLINE const T* operator()(std::int64_t j) {
+    if (x_.pages.ids == nullptr) return data_ + j * x_.row;
+    if (j < first_ || j >= first_ + x_.pages.size) find(j);
+    const bool seen = j >= x_.pages.seen.begin && j < x_.pages.seen.end;
+    return page_ == nullptr || !seen ? nullptr : page_ + (j - first_) * x_.row;
+  }
+
+ private:
+  HWY_NOINLINE void find(std::int64_t j) {
+    const std::int64_t number = j / x_.pages.size;
+    first_ = number * x_.pages.size;
+    page_ = nullptr;
+    // No id is read of a page that no query sees a key of.
+    if (first_ >= x_.pages.seen.end || first_ + x_.pages.size <= x_.pages.seen.begin) return;
+    const std::int64_t id = x_.pages.ids[number];
+    if (id >= 0 && id < x_.pages.count) page_ = data_ + id * x_.pages.stride;
+  }
+
+  const Operand& x_;
+  const T* data_;
+  std::int64_t first_ = -(std::int64_t{1} << 60);
+  const T* page_ = nullptr;
+};
+
 /// Rows that will be packed soon, asked for (to L2) a few at a time between products: a burst of
 /// requests would itself wait for memory (4% of the forward pass at d 128).
 class Prefetch {
@@ -83,7 +115,8 @@ class Prefetch {
   /// Packed rows [first, last), r = i * group + g, of `depth` elements each.
   void add(const Operand& x, std::int64_t group, std::int64_t first, std::int64_t last,
            size_t depth) {
-    if (first < last && x.dim == 1) spans_[count_++] = {&x, group, first, last, depth};
+    if (first < last && x.dim == 1 && x.pages.ids == nullptr)
+      spans_[count_++] = {&x, group, first, last, depth};
   }
 
   /// The rows added so far will be spread over `steps` calls of `step`.
@@ -146,9 +179,16 @@ HWY_NOINLINE void pack_chunks(const Operand& x, std::int64_t first, size_t count
   const size_t padded = hwy::RoundUpTo(count, kStep);
   const F16 f;
   with_type(x.data, x.dtype, [&](const auto* data) HWY_ATTR {
+    KeyRows source_row(x, data);
     for (size_t j = 0; j < count; ++j) {
-      const auto* source = data + (first + static_cast<std::int64_t>(j)) * x.row;
+      const auto* source = source_row(first + static_cast<std::int64_t>(j));
       float* place = out + j * kChunk;
+      if (source == nullptr) {
+        for (size_t c = 0; c < depth; c += kChunk, place += rows * kChunk) {
+          std::fill_n(place, kChunk, 0.0f);
+        }
+        continue;
+      }
       size_t c = 0;
       if (x.dim == 1) {
         for (; c + kChunk <= depth; c += kChunk, place += rows * kChunk) {

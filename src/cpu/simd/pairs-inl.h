@@ -168,25 +168,19 @@ class PanelPairs {
   PanelPairs(const ScoreRule& score, const PanelMask& mask)
       : has_bias_(score.bias.data != nullptr),
         has_visible_(score.visible.data != nullptr),
+        has_valid_(score.valid.data != nullptr),
         bias_(score.bias, mask),
-        visible_(score.visible, mask) {}
+        visible_(score.visible, mask),
+        valid_(score.valid, mask) {}
 
   bool has_bias() const { return has_bias_; }
 
   /// What is to be added to the scores of keys [key, key + 4); -inf hides.
   HWY_INLINE void load(size_t v, std::int64_t key, V (&out)[kKeys]) const {
-    const F f;
-    for (size_t m = 0; m < kKeys; ++m) out[m] = hn::Zero(f);
+    for (size_t m = 0; m < kKeys; ++m) out[m] = hn::Zero(F());
     if (has_bias_) bias_.load(v, key, out);
-    if (!has_visible_) return;
-    const hn::RebindToUnsigned<F> u;
-    const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
-    const auto bytes = visible_.load_bytes(v, key);
-    for (size_t m = 0; m < kKeys; ++m) {
-      const auto wanted = hn::Set(u, 0xffu << (8 * m));
-      const auto unseen = hn::Eq(hn::And(bytes, wanted), hn::Zero(u));
-      out[m] = hn::IfThenElse(hn::RebindMask(f, unseen), hidden, out[m]);
-    }
+    if (has_visible_) hide(visible_, v, key, out);
+    if (has_valid_) hide(valid_, v, key, out);
   }
 
   void prefetch(std::int64_t key, size_t count) const {
@@ -195,8 +189,20 @@ class PanelPairs {
   }
 
  private:
-  bool has_bias_, has_visible_;
-  LaneRows bias_, visible_;
+  HWY_INLINE static void hide(const LaneRows& seen, size_t v, std::int64_t key, V (&out)[kKeys]) {
+    const F f;
+    const hn::RebindToUnsigned<F> u;
+    const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
+    const auto bytes = seen.load_bytes(v, key);
+    for (size_t m = 0; m < kKeys; ++m) {
+      const auto wanted = hn::Set(u, 0xffu << (8 * m));
+      const auto unseen = hn::Eq(hn::And(bytes, wanted), hn::Zero(u));
+      out[m] = hn::IfThenElse(hn::RebindMask(f, unseen), hidden, out[m]);
+    }
+  }
+
+  bool has_bias_, has_visible_, has_valid_;
+  LaneRows bias_, visible_, valid_;
 };
 
 inline void prefetch_pairs(const ScoreRule& score, const PanelMask& mask, std::int64_t k0,

@@ -40,10 +40,13 @@ Status load_kernels(const Choices& choices) {
   return {};
 }
 
-Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions&) {
+Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
   const Device device = resolved.problem.operands.q.device;
   if (device.type != DeviceType::cuda) {
     return Error{ErrorCode::unsupported, "", "the tensors are on the host"};
+  }
+  if (options.batch_invariant) {
+    return Error{ErrorCode::unsupported, "", "no batch-invariant plans on a GPU yet"};
   }
   const auto facts = device_facts(device.index);
   if (!facts) return facts.error();
