@@ -185,6 +185,10 @@ typedef struct abacist_plan_options {
   int32_t threads; /**< At most so many; 0: those of the calling thread's oneTBB arena, which
                       honours the affinity mask. Never changes a result's bits, and means nothing
                         on a GPU. */
+  int32_t batch_invariant; /**< 1: a sequence's results depend on that sequence alone, not on b, on
+                                other sequences, nor on whether k and v are dense, varlen or paged
+                                (see PlanOptions in plan.hpp). May be slower. */
+  int32_t reserved;        /**< 0 */
 } abacist_plan_options;
 
 /** `done` is the share of the work done so far, in [0, 1]. Called from worker threads. */
@@ -242,9 +246,35 @@ typedef struct abacist_plan_info {
   int32_t slow_memory_bytes_exact;
   int32_t operand_bytes_exact;
   int32_t standard_memory_bytes_exact;
-  int32_t deterministic; /**< 1: same bits on every run, thread count and timing. */
-  size_t declined;       /**< Implementations passed over; see abacist_plan_declined. */
+  int32_t deterministic;   /**< 1: same bits on every run, thread count and timing. */
+  size_t declined;         /**< Implementations passed over; see abacist_plan_declined. */
+  int32_t batch_invariant; /**< As abacist_plan_options asked. */
+  int32_t reserved;        /**< 0 */
 } abacist_plan_info;
+
+/** Which elements of a head turn together: neighbours (2i, 2i + 1), or (i, i + d_rot / 2). */
+enum abacist_rotary_style { ABACIST_INTERLEAVED = 0, ABACIST_HALF_SPLIT = 1 };
+
+/** Rotary position embedding: a pair (a, b) of the first d_rot elements of a head at position p
+ *  becomes (a cos - b sin, a sin + b cos); elements past d_rot stay. */
+typedef struct abacist_rotary {
+  size_t struct_size;
+  abacist_tensor cos; /**< f32 [positions, d_rot / 2] */
+  abacist_tensor sin; /**< As cos. */
+  int32_t style;      /**< enum abacist_rotary_style */
+  int32_t reserved;   /**< 0 */
+} abacist_rotary;
+
+/** New keys and values, and the cache that takes them; one type of f32, bf16, f16. */
+typedef struct abacist_append_tensors {
+  size_t struct_size;
+  abacist_tensor k;           /**< [b, s_new, h_k, d_qk] */
+  abacist_tensor v;           /**< [b, s_new, h_k, d_v] */
+  abacist_tensor k_cache;     /**< [b, s_k, h_k, d_qk], or [pages, page_size, h_k, d_qk] */
+  abacist_tensor v_cache;     /**< [b, s_k, h_k, d_v], or [pages, page_size, h_k, d_v] */
+  abacist_tensor lengths;     /**< i32 [b]: keys that each sequence has already. */
+  abacist_tensor block_table; /**< With pages: i32 [b, max_pages]. */
+} abacist_append_tensors;
 
 /** One partial result: attention of the same queries over a part of the keys. */
 typedef struct abacist_partial {
@@ -355,6 +385,21 @@ abacist_plan_run_pointers(const abacist_plan* plan, const abacist_pointers* poin
  *  unspecified. Plans without such operands are always fine and do not wait. */
 ABACIST_API abacist_status abacist_plan_device_status(
     const abacist_plan* plan, const abacist_run_options* options) ABACIST_NOEXCEPT;
+
+/* ---- Caches of keys and values ------------------------------------------------------------ */
+
+/** Writes k, rotated if `rotary` is not NULL, and v behind the keys that each sequence has: row r
+ * of sequence n becomes key lengths[n] + r, which is its position, too. The caller raises the
+ * lengths afterwards. On the host. A cache without room, a page id outside the pool or a position
+ * past the tables is an error, and then nothing has been written. */
+ABACIST_API abacist_status abacist_append(const abacist_append_tensors* tensors,
+                                          const abacist_rotary* rotary) ABACIST_NOEXCEPT;
+
+/** Rotates x [b, s, h, d] to `out`, of the same shape and type (x itself is fine): row r of
+ * sequence n stands at position positions[n] + r; positions i32 [b]. */
+ABACIST_API abacist_status abacist_rotate(const abacist_tensor* x, const abacist_tensor* positions,
+                                          const abacist_rotary* rotary,
+                                          const abacist_tensor* out) ABACIST_NOEXCEPT;
 
 /* ---- Tensors and what is there ------------------------------------------------------------ */
 

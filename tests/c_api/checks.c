@@ -126,7 +126,7 @@ double error_of(const problem* p, plain_rule rule) {
 }
 
 int main(void) {
-  const check* tables[] = {kCallChecks, kErrorChecks, kSizeChecks};
+  const check* tables[] = {kCallChecks, kCacheChecks, kErrorChecks, kSizeChecks};
   int failures = 0;
   for (size_t table = 0; table < sizeof tables / sizeof *tables; ++table) {
     for (const check* one = tables[table]; one->name != NULL; ++one) {

@@ -15,6 +15,7 @@ typedef struct check {
 } check;
 
 extern const check kCallChecks[];
+extern const check kCacheChecks[];
 extern const check kErrorChecks[];
 extern const check kSizeChecks[];
 

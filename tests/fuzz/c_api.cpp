@@ -165,6 +165,7 @@ class Caller {
       t.cu_seqlens_k = tensor({kB1}, ABACIST_I32);
     }
     if (maybe()) t.key_lengths = tensor({kB}, ABACIST_I32);
+    if (maybe()) t.block_table = tensor({kB, kB1}, ABACIST_I32);
     if (maybe()) t.sinks = tensor({kHq}, ABACIST_F32);
     if (maybe()) t.d_sinks = tensor({kHq}, ABACIST_F32);
     if (maybe())
@@ -202,6 +203,7 @@ class Caller {
     o.struct_size = size_of_struct(sizeof o);
     plan_options_.backend = in_.ConsumeIntegralInRange(-1, 3);
     plan_options_.threads = in_.ConsumeIntegralInRange(-1, 1);
+    plan_options_.batch_invariant = in_.ConsumeIntegralInRange(-1, 2);
     plan_options_.struct_size = size_of_struct(sizeof plan_options_);
   }
 

@@ -280,6 +280,10 @@ Result<PlanOptions> plan_options_of(const abacist_plan_options* from) {
     return s.error();
   }
   to.threads = o.threads;
+  if (Status s = read_flag("batch_invariant", o.batch_invariant, to.batch_invariant); !s) {
+    return s.error();
+  }
+  if (o.reserved != 0) return invalid("reserved", "is not 0 in plan_options");
   return to;
 }
 
@@ -346,6 +350,7 @@ Status write(const PlanInfo& from, abacist_plan_info* out) {
   figure(from.standard_memory_bytes, to.standard_memory_bytes, to.standard_memory_bytes_exact);
   to.deterministic = from.deterministic ? 1 : 0;
   to.declined = from.declined.size();
+  to.batch_invariant = from.batch_invariant ? 1 : 0;
   return write("plan_info", to, out);
 }
 

@@ -53,7 +53,9 @@ constexpr std::pair<std::string_view, const char*> kFlatNames[] = {
     {"score.softcap", "softcap"},
     {"max_lengths.s_q", "max_s_q"},
     {"max_lengths.s_k", "max_s_k"},
-    {"dropout.p", "dropout_p"}};
+    {"dropout.p", "dropout_p"},
+    {"rotary.cos", "cos"},
+    {"rotary.sin", "sin"}};
 
 }  // namespace
 

@@ -27,6 +27,10 @@ template <>
 inline constexpr std::size_t kFirstSize<abacist_run_options> = 48;
 template <>
 inline constexpr std::size_t kFirstSize<abacist_plan_info> = 136;
+template <>
+inline constexpr std::size_t kFirstSize<abacist_rotary> = 192;
+template <>
+inline constexpr std::size_t kFirstSize<abacist_append_tensors> = 536;
 
 /// No struct is near this; a larger struct_size is garbage.
 inline constexpr std::size_t kMaxSize = 1 << 16;
