@@ -21,6 +21,7 @@ def _arrays_of(q: typing.Any) -> typing.Any:
     # Who passes an array has imported its library: neither is imported for the other's sake.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(q, torch.Tensor):
+        from . import _ops  # noqa: F401: registers the operators
         from . import _torch as module
     elif numpy is not None and isinstance(q, numpy.ndarray):
         from . import _numpy as module
@@ -188,6 +189,14 @@ def attention(
     (1, 4, 2, 8)
     """
     arrays = _arrays_of(q)
+    if arrays.compiling():
+        return arrays.compiled(
+            q, k, v, return_lse, layout, causal=causal, window=window, scale=scale,
+            softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks,
+            dropout_p=dropout_p, seed=seed, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            max_s_q=max_s_q, max_s_k=max_s_k, key_lengths=key_lengths, align=align,
+            backend=backend, deterministic=deterministic,
+        )  # fmt: skip
     call = _call(
         arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p, seed,
         cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths, layout, align, backend,

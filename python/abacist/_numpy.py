@@ -99,6 +99,10 @@ def attention(
     return (o, lse) if return_lse else o
 
 
+def compiling() -> bool:
+    return False
+
+
 def random_seed() -> int:
     """From numpy's global generator, so that np.random.seed makes a run repeatable."""
     return int(np.random.randint(0, 2**63 - 1, dtype=np.int64))

@@ -8,6 +8,9 @@ import torch
 
 from . import _abi, _problem
 
+if not hasattr(torch.library, "custom_op"):
+    raise NotImplementedError(f"torch: is version {torch.__version__}, must be 2.4 or newer")
+
 FLOATS = {
     torch.float32: _abi.F32,
     torch.bfloat16: _abi.BF16,
@@ -216,6 +219,20 @@ def attention(q, k, v, call: _problem.Call, return_lse: bool) -> typing.Any:
     else:
         o, lse = _forward(q, k, v, call, return_lse)
     return (o, lse) if return_lse else o
+
+
+compiling = torch.compiler.is_compiling
+
+
+def compiled(q, k, v, return_lse: bool, layout: str, **given: typing.Any) -> typing.Any:
+    """attention() while torch.compile traces it: one operator in the graph."""
+    from . import _ops
+
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
+    if torch.is_autocast_enabled("cpu"):
+        q, k, v = _autocast(q, k, v)
+    return _ops.attention(q, k, v, return_lse, layout == "bhsd", **given)
 
 
 def random_seed() -> int:

@@ -1,0 +1,114 @@
+"""torch.library operators, for torch.compile: eager calls go the shorter way of _torch.py."""
+
+from __future__ import annotations
+
+import typing
+
+import torch
+
+from . import _abi, _problem, _torch
+
+EXTRAS = ("alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "key_lengths", "visible")
+_REST = (
+    ", ".join(f"Tensor? {name}" for name in EXTRAS)
+    + ", bool causal, SymInt[]? window, float? scale, float softcap, str align, SymInt max_s_q,"
+    " SymInt max_s_k, float dropout_p, int seed, bool heads_first, str? backend"
+)
+
+
+def _call(bias, sinks, rest: tuple) -> _problem.Call:
+    """The call that the operator's arguments stand for. Windows: -1 is no bound; the seed is signed."""
+    named = dict(zip(EXTRAS, rest), bias=bias, sinks=sinks)
+    (causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed, heads_first,
+     backend) = rest[len(EXTRAS) :]  # fmt: skip
+    if window is not None:
+        window = tuple(None if bound == -1 else bound for bound in window)
+    options = _abi.options(
+        causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed % 2**64
+    )
+    extras = {name: x for name, x in named.items() if x is not None}
+    varlen = "cu_seqlens_q" in extras
+    return _problem.Call(
+        options, _abi.plan_options(backend), heads_first, varlen, 3 if varlen else 4, extras
+    )
+
+
+@torch.library.custom_op(
+    "abacist::attention", mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, {_REST}) -> (Tensor, Tensor)",
+)  # fmt: skip
+def forward(q, k, v, bias, sinks, *rest):
+    return _torch._forward(q, k, v, _call(bias, sinks, rest), True)
+
+
+@forward.register_fake
+def _(q, k, v, bias, sinks, *rest):
+    shape = tuple(q.shape)
+    if not rest[-2]:
+        shape = _problem.swap(shape)
+    lse = q.new_empty(shape[:-1], dtype=_torch._lse_type(q))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
+
+
+@torch.library.custom_op(
+    "abacist::attention_backward", mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor d_o, Tensor d_lse,"
+    f" bool need_bias, bool need_sinks, Tensor? bias, Tensor? sinks, {_REST})"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)  # fmt: skip
+def backward(q, k, v, o, lse, d_o, d_lse, need_bias, need_sinks, bias, sinks, *rest):
+    wanted = ("bias",) * need_bias + ("sinks",) * need_sinks
+    call = _call(bias, sinks, rest)
+    dq, dk, dv, more = _torch._backward(call, (q, k, v, o, lse), d_o, d_lse, wanted)
+    d_bias = more["d_bias"].to(bias.dtype) if need_bias else q.new_empty(0)
+    return dq, dk, dv, d_bias, more["d_sinks"] if need_sinks else q.new_empty(0)
+
+
+@backward.register_fake
+def _(q, k, v, o, lse, d_o, d_lse, need_bias, need_sinks, bias, sinks, *rest):
+    like = (q, k, v, bias if need_bias else q.new_empty(0), sinks if need_sinks else q.new_empty(0))
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
+
+
+def _setup(ctx, inputs, output):
+    q, k, v, bias, sinks, *rest = inputs
+    count = len(EXTRAS)
+    ctx.save_for_backward(q, k, v, *output, bias, sinks, *rest[:count])
+    ctx.numbers = rest[count:]
+
+
+def _gradients(ctx, d_o, d_lse):
+    q, k, v, o, lse, bias, sinks, *extras = ctx.saved_tensors
+    need = ctx.needs_input_grad[3:5]
+    dq, dk, dv, d_bias, d_sinks = torch.ops.abacist.attention_backward(
+        q, k, v, o, lse, d_o, d_lse, *need, bias, sinks, *extras, *ctx.numbers
+    )
+    rest = (None,) * (len(extras) + len(ctx.numbers))
+    return (dq, dk, dv, d_bias if need[0] else None, d_sinks if need[1] else None, *rest)
+
+
+forward.register_autograd(_gradients, setup_context=_setup)
+
+
+def attention(q, k, v, return_lse: bool, heads_first: bool, **given: typing.Any) -> typing.Any:
+    """What attention() is while torch.compile traces it."""
+    if given["dropout_p"] and given["seed"] is None:
+        raise NotImplementedError("seed: must be given for dropout under torch.compile")
+    if given["deterministic"] not in (True, False):
+        raise TypeError(f"deterministic: is {given['deterministic']!r}, must be True or False")
+    varlen = _problem.check_seqlens(*(given[name] for name in (
+        "cu_seqlens_q", "cu_seqlens_k", "max_s_q", "max_s_k")))  # fmt: skip
+    window, seed = given["window"], given["seed"] or 0
+    if window is not None:
+        if any(bound is not None and bound < 0 for bound in window):
+            raise ValueError(f"window: is {window}, bounds must be at least 0, or None for unbounded")
+        window = [-1 if bound is None else bound for bound in window]
+    o, lse = torch.ops.abacist.attention(
+        q, k, v, given["bias"], given["sinks"], given["alibi_slopes"], given["cu_seqlens_q"],
+        given["cu_seqlens_k"], given["key_lengths"], given["mask"], given["causal"], window,
+        given["scale"], float(given["softcap"]), given["align"],
+        given["max_s_q"] if varlen else 0, given["max_s_k"] if varlen else 0,
+        float(given["dropout_p"]), seed - 2**64 if seed >= 2**63 else seed, heads_first,
+        given["backend"],
+    )  # fmt: skip
+    return (o, lse) if return_lse else o
