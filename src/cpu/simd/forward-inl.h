@@ -170,39 +170,47 @@ inline RowState with_sink(float maximum, float sum, float sink) {
   return {largest, double{sum} * factor + std::exp2(base2 - largest), static_cast<float>(factor)};
 }
 
+/// The factor of a row that sees no key, whose O is 0.
+inline constexpr float kEmptyRow = -1.0f;
+
+/// LSE of one row to the caller's tensor; returns the factor that its O has yet to take.
+inline float finish_lane(const ForwardTask& task, const ForwardScratch& x, size_t panel,
+                         const PanelMask& mask, size_t lane) {
+  const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
+  const float top = x.top[panel * kPanel + lane];
+  const bool empty = mask.visible(r).empty() || (task.score.has_pairs() && top == kNone);
+  const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(r % task.group);
+  const auto [maximum, sum, factor] =
+      with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
+  const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
+  const float inverse = empty ? kEmptyRow : kept * (factor / static_cast<float>(sum));
+  if (task.lse.data == nullptr) return inverse;
+  // A row whose visible scores are all -inf is not empty: 0 / 0, NaN as in O (and in a merge of
+  // key splits, where -inf would mean "no key").
+  const double base2 =
+      sum == 0.0 ? std::numeric_limits<double>::quiet_NaN() : maximum + std::log2(sum);
+  float& lse = task.lse.at(r / task.group, r % task.group);
+  lse = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
+  // The maximum had no place among base-2 floats.
+  if (!empty && task.score.bias.data != nullptr && maximum == kLowest && sum != 0.0) {
+    lse = static_cast<float>(double{top} + std::log(sum));
+  }
+  return inverse;
+}
+
 /// O / sum and LSE of one panel to the caller's tensors.
 HWY_NOINLINE void finish_panel(const ForwardTask& task, const ForwardScratch& x, size_t panel,
                                const PanelMask& mask) {
   const F f;
   const size_t d_v = static_cast<size_t>(task.d_v);
   float* o = x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel;
-  HWY_ALIGN float inverse[kPanel];  // -1: the row is empty
+  HWY_ALIGN float inverse[kPanel];
   for (size_t lane = 0; lane < kPanel; ++lane) {
-    inverse[lane] = -1.0f;
-    if (lane >= mask.count) continue;
-    const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
-    const float top = x.top[panel * kPanel + lane];
-    const bool empty = mask.visible(r).empty() || (task.score.has_pairs() && top == kNone);
-    const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(r % task.group);
-    const auto [maximum, sum, factor] =
-        with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
-    const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
-    if (!empty) inverse[lane] = kept * (factor / static_cast<float>(sum));
-    if (task.lse.data == nullptr) continue;
-    // A row whose visible scores are all -inf is not empty: 0 / 0, NaN as in O (and in a merge of
-    // key splits, where -inf would mean "no key").
-    const double base2 =
-        sum == 0.0 ? std::numeric_limits<double>::quiet_NaN() : maximum + std::log2(sum);
-    float& lse = task.lse.at(r / task.group, r % task.group);
-    lse = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
-    // The maximum had no place among base-2 floats.
-    if (!empty && task.score.bias.data != nullptr && maximum == kLowest && sum != 0.0) {
-      lse = static_cast<float>(double{top} + std::log(sum));
-    }
+    inverse[lane] = lane < mask.count ? finish_lane(task, x, panel, mask, lane) : kEmptyRow;
   }
   for (size_t v = 0; v < kVectors; ++v) {
     const V factor = hn::Load(f, inverse + v * kLanes);
-    const auto empty = hn::Eq(factor, hn::Set(f, -1.0f));
+    const auto empty = hn::Eq(factor, hn::Set(f, kEmptyRow));
     for (size_t c = 0; c < d_v; ++c) {
       float* place = o + c * kPanel + v * kLanes;
       hn::Store(hn::IfThenZeroElse(empty, hn::Mul(hn::Load(f, place), factor)), f, place);

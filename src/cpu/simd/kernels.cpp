@@ -6,6 +6,7 @@
 #include <hwy/foreach_target.h>
 // After foreach_target: included once per target.
 #include "cpu/simd/backward-inl.h"
+#include "cpu/simd/few-inl.h"
 #include "cpu/simd/forward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -37,7 +38,7 @@ constexpr Kernels kernel_table(Target target) {
           .panel_rows = static_cast<int>(kPanel),
           .key_step = static_cast<int>(kStep),
           .forward_scratch_bytes = forward_scratch_bytes,
-          .forward = forward_item,
+          .forward = forward_any,
           .packed_floats = packed_floats,
           .pack_keys = pack_keys,
           .backward_scratch_bytes = backward_scratch_bytes,
