@@ -209,7 +209,7 @@ def read_pytest(path):
 
 # Where the configured index has PyTorch's CPU wheels, this one is installed. Others' torch is several
 # gigabytes of CUDA libraries: without it the tests that need torch say so and are skipped.
-TORCH = "torch==2.13.0+cpu"
+TORCH = ["torch==2.13.0+cpu", "transformers>=4.56"]
 
 
 def python_environment(section):
@@ -226,8 +226,9 @@ def python_environment(section):
     code, output = section.step("packages", [*pip, *packages], may_fail=True)
     if code != 0:
         raise SectionSkipped("pip cannot install packages: " + tail(output, 1).strip())
-    if section.step("torch there", [python, "-c", "import torch"], may_fail=True)[0] != 0:
-        section.step("torch", [*pip, TORCH], may_fail=True)
+    if section.step("torch there", [python, "-c", "import torch, transformers"],
+                    may_fail=True)[0] != 0:
+        section.step("torch", [*pip, *TORCH], may_fail=True)
     launcher = shutil.which("ccache")
     section.step("wheel", [*pip, "--no-build-isolation", "--no-deps", "--force-reinstall", TOP],
                  {"CMAKE_CXX_COMPILER_LAUNCHER": launcher} if launcher else {})

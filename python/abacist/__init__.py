@@ -16,10 +16,10 @@ stands at key 0. In `compat.sdpa`, too, a row that sees no key is 0, where torch
 
 from __future__ import annotations
 
-from . import _abi
+from . import _abi, compat
 from ._attention import Plan, attention, plan
 
-__all__ = ["Plan", "attention", "cpu_targets", "has_backend", "plan"]
+__all__ = ["Plan", "attention", "compat", "cpu_targets", "has_backend", "plan"]
 __version__: str = _abi.library.abacist_version().decode()
 
 

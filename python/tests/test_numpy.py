@@ -1,6 +1,8 @@
 """attention() and plan() on numpy arrays, against float64."""
 
 import concurrent.futures
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -160,6 +162,12 @@ def test_plan_says_what_runs_and_why_not_another():
     assert abacist.plan(q, k, v, backend="reference").kernel == "reference"
     with pytest.raises(NotImplementedError, match="cpu: scale is 1e-200"):
         abacist.plan(q, k, v, scale=1e-200)
+
+
+def test_neither_torch_nor_numpy_is_imported():
+    code = "import sys, abacist; abacist.compat.sdpa; print({'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True,
+                          text=True).stdout == "set()\n"  # fmt: skip
 
 
 def test_the_gil_is_released():
