@@ -237,7 +237,8 @@ class Heads {
     x.head = strides.head;
     x.key = strides.key;
     x.rows_summed = turns.over_rows;
-    x.rows_split = !turns.over_rows && choices_.tiles.rows % g.group != 0;
+    // Without query heads there is no row, but keys whose gradients are 0.
+    x.rows_split = !turns.over_rows && g.group > 0 && choices_.tiles.rows % g.group != 0;
     x.tiles = turns.tiles;
     if (!turns.shared()) return x;
     const std::int64_t table = (turns.over_batch ? 0 : s) * (turns.over_heads ? 1 : g.h_k) +

@@ -312,6 +312,21 @@ static void bias_and_visible(void) {
   EXPECT(error_of(&p, rule) < 1e-6);
 }
 
+/* h_q = 0 with h_k = 2: dK and dV are 0, whatever the biases. */
+static void gradients_without_query_heads(void) {
+  make_problem(&p);
+  abacist_tensors t = p.backward;
+  float bias[1];
+  abacist_tensor* const per_query_head[] = {&t.q, &t.o, &t.d_o, &t.dq};
+  for (int i = 0; i < 4; ++i) per_query_head[i]->shape[2] = 0;
+  t.lse.shape[1] = 0;
+  const int64_t of_bias[] = {1, 0, SQ, SK};
+  t.bias = t.d_bias = abacist_contiguous(bias, ABACIST_F32, 4, of_bias);
+  fill(p.dk, sizeof p.dk / sizeof *p.dk, 9);
+  EXPECT_OK(abacist_backward(&t, NULL, NULL, NULL));
+  for (size_t i = 0; i < sizeof p.dk / sizeof *p.dk; ++i) EXPECT(p.dk[i] == 0.0f);
+}
+
 static void dropout_follows_the_seed(void) {
   make_problem(&p);
   float o[B * SQ * HQ * DV], lse[B * HQ * SQ];
@@ -435,6 +450,7 @@ const check kCallChecks[] = {
     {"parts merge to the whole", parts_merge_to_the_whole},
     {"sinks and their gradient", sinks_and_their_gradient},
     {"bias and visible", bias_and_visible},
+    {"gradients without query heads", gradients_without_query_heads},
     {"dropout follows the seed", dropout_follows_the_seed},
     {"key lengths cut the keys", key_lengths_cut_the_keys},
     {"varlen is dense when lengths are equal", varlen_is_dense_when_lengths_are_equal},
