@@ -94,7 +94,9 @@ TEST(Edge, Row12_HugeAndOrdinaryBiasesInOneRow) {
 
 TEST(Edge, BiasesMaskEveryTypeAndBroadcast) {
   for (const DType dtype : kAllTypes) {
-    for (int axes = 0; axes < 8; ++axes) {
+    // The types differ in loading and storing alone.
+    const int step = dtype == DType::f32 ? 1 : by_effort(7, 1, 1);
+    for (int axes = 0; axes < 8; axes += step) {
       Case c = typed(pair_case(), dtype);
       const Case::Pairs whole{
           .present = true, .b = axes % 2 == 1, .h = axes / 2 % 2 == 1, .s = axes / 4 == 1};

@@ -60,8 +60,9 @@ std::vector<std::pair<const char*, Case>> cases() {
   Case row_bias = shared_bias;
   row_bias.bias = {.present = true, .b = false, .h = true, .s = false};
   Case split_rows = shared_bias;  // heads of a query row in two row tiles
-  split_rows.h_k = 3;
+  split_rows.b = 2;
   split_rows.group = 7;
+  split_rows.s_q = s / 4;
   Case varlen_bias = varlen;
   varlen_bias.bias = shared_bias.bias;
   varlen_bias.sinks = true;
