@@ -9,6 +9,7 @@
 #include "api/validate.hpp"
 #include "core/geometry.hpp"
 #include "core/numeric.hpp"
+#include "core/saturate.hpp"
 #include "core/text.hpp"
 #include "cpu/driver.hpp"
 
@@ -201,7 +202,8 @@ class Append {
     const std::int64_t count = t_.k.shape[1];
     const bool paged = t_.block_table.present();
     const std::int64_t room =
-        paged ? t_.block_table.shape[1] * t_.k_cache.shape[1] : t_.k_cache.shape[1];
+        paged ? (core::Count{t_.block_table.shape[1]} * t_.k_cache.shape[1]).value
+              : t_.k_cache.shape[1];
     if (Status s = check_positions("lengths", t_.lengths, count, room, "the cache has room for");
         !s) {
       return s;

@@ -232,7 +232,7 @@ class Heads {
     const Tensor& d_bias = call_.tensors.d_bias;
     const core::PairStrides strides(d_bias);
     BiasGradient x;
-    x.data = static_cast<float*>(d_bias.data) + strides.at(s, kv_head * g.group, 0, 0);
+    x.data = advanced(static_cast<float*>(d_bias.data), strides.at(s, kv_head * g.group, 0, 0));
     x.row = strides.row;
     x.head = strides.head;
     x.key = strides.key;

@@ -53,7 +53,7 @@ PairOperand pair_view(const ConstTensor& tensor, std::int64_t sequence, std::int
   if (!tensor.present()) return {};
   const core::PairStrides s(tensor);
   const std::int64_t offset = s.at(sequence, head, 0, 0) * size_of(tensor.dtype);
-  return {static_cast<const std::byte*>(tensor.data) + offset,
+  return {advanced(static_cast<const std::byte*>(tensor.data), offset),
           tensor.dtype,
           s.row,
           s.head,
@@ -71,8 +71,8 @@ ScoreRule score_rule(const core::Resolved& resolved, const ScoreOperands& x, std
   if (!slopes.present()) return rule;
   const std::int64_t batch = slopes.rank == 2 ? slopes.stride[0] : 0;
   rule.slopes_stride = slopes.stride[static_cast<std::size_t>(slopes.rank - 1)];
-  rule.slopes =
-      static_cast<const float*>(slopes.data) + sequence * batch + head * rule.slopes_stride;
+  rule.slopes = advanced(static_cast<const float*>(slopes.data),
+                         sequence * batch + head * rule.slopes_stride);
   return rule;
 }
 

@@ -21,16 +21,22 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
   return a / b + (a % b > 0 ? 1 : 0);
 }
 
+/// data + elements; null, which is only where there is no element, stays null: no offset may be
+/// added.
+template <class T>
+constexpr T* advanced(T* data, std::int64_t elements) {
+  return data == nullptr ? nullptr : data + elements;
+}
+
 /// Rows of `sequence` and heads from `head` on, of a q-, k-, v- or o-shaped operand.
 template <class Void>
 BasicOperand<Void> view(const BasicTensor<Void>& tensor, std::int64_t sequence, std::int64_t first,
                         std::int64_t head) {
   using Byte = std::conditional_t<std::is_const_v<Void>, const std::byte, std::byte>;
   const core::RowStrides s(tensor);
-  auto* data = static_cast<Byte*>(tensor.data);
-  // Null only where there is no element, and then no offset may be added.
-  if (data != nullptr) data += s.at(sequence, first, head) * size_of(tensor.dtype);
-  return {data, tensor.dtype, s.row, s.head, s.dim};
+  return {advanced(static_cast<Byte*>(tensor.data),
+                   s.at(sequence, first, head) * size_of(tensor.dtype)),
+          tensor.dtype, s.row, s.head, s.dim};
 }
 
 /// The same of an LSE-shaped operand; data is null if it is absent.
@@ -39,7 +45,7 @@ BasicRowValues<Float> row_view(const BasicTensor<Void>& tensor, std::int64_t seq
                                std::int64_t first, std::int64_t head) {
   if (!tensor.present()) return {};
   const core::LseStrides s(tensor);
-  return {static_cast<Float*>(tensor.data) + s.at(sequence, head, first), s.row, s.head};
+  return {advanced(static_cast<Float*>(tensor.data), s.at(sequence, head, first)), s.row, s.head};
 }
 
 /// The operands that make scores, of ForwardTensors or BackwardTensors.
@@ -61,7 +67,7 @@ std::optional<Error> decline(const core::Resolved& resolved);
 /// Sinks of one head group; data is null if there are none.
 inline HeadValues head_view(const ConstTensor& sinks, std::int64_t head) {
   if (!sinks.present()) return {};
-  return {static_cast<const float*>(sinks.data) + head * sinks.stride[0], sinks.stride[0]};
+  return {advanced(static_cast<const float*>(sinks.data), head * sinks.stride[0]), sinks.stride[0]};
 }
 
 /// Sum of visit(keys that the tile sees, rows of the tile) over the row tiles that cut packed rows

@@ -356,5 +356,39 @@ TEST(Edge, PackedInputsAndOutputs) {
   EXPECT_EQ(read(2, apart.gradients.dv), apart.gradients.dv.values());
 }
 
+// Null is allowed where there is no element; negative strides then led to null - something (UBSan).
+TEST(Edge, NullWithoutElements) {
+  const auto backwards = [](std::initializer_list<std::int64_t> shape) {
+    TensorSpec spec = contiguous(DType::f32, shape);
+    spec.stride[1] = -5;
+    spec.stride[2] = -3;
+    return spec;
+  };
+  Buffer k(DType::f32, {1, 3, 2, 4}), dk = k, dv = k;
+  k.fill(1.0);
+  const Tensor rows(nullptr, backwards({1, 0, 2, 4}));
+  const Tensor lse(nullptr, backwards({1, 2, 0}));
+  const Tensor pairs(nullptr, backwards({1, 2, 0, 3}));
+  ASSERT_TRUE(forward({.q = rows, .k = k.in(), .v = k.in(), .o = rows, .lse = lse, .bias = pairs},
+                      {}, {.backend = Backend::cpu})
+                  .ok());
+  const Status status = backward({.q = rows,
+                                  .k = k.in(),
+                                  .v = k.in(),
+                                  .o = rows,
+                                  .lse = lse,
+                                  .d_o = rows,
+                                  .d_lse = lse,
+                                  .dq = rows,
+                                  .dk = dk.out(),
+                                  .dv = dv.out(),
+                                  .bias = pairs,
+                                  .d_bias = pairs},
+                                 {}, {.backend = Backend::cpu});
+  ASSERT_TRUE(status.ok()) << to_string(status.error());
+  for (const double value : dk.values()) EXPECT_EQ(value, 0.0);
+  for (const double value : dv.values()) EXPECT_EQ(value, 0.0);
+}
+
 }  // namespace
 }  // namespace abacist::testing

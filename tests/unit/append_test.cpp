@@ -208,6 +208,18 @@ TEST(Append, InvalidArgumentsAreRefusedBeforeAnythingIsWritten) {
   expect_refused(step, step.tensors(), {}, "block_table", "[0, 1] is 6, must be in [0, pages = 6)");
 }
 
+// 2^40 pages of 2^40 keys overflowed 64 bits (UBSan).
+TEST(Append, RoomPastSixtyThreeBits) {
+  AppendTensors t;
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  t.k = t.v = ConstTensor(nullptr, contiguous(DType::f32, {0, 1, 1, 4}));
+  t.k_cache = t.v_cache = Tensor(nullptr, contiguous(DType::f32, {0, kMost, 1, 4}));
+  t.lengths = ConstTensor(nullptr, contiguous(DType::i32, {0}));
+  t.block_table = ConstTensor(nullptr, contiguous(DType::i32, {0, kMost}));
+  const Status status = append(t);
+  EXPECT_TRUE(status.ok()) << to_string(status.error());
+}
+
 TEST(Append, NothingToAppend) {
   Step step(DType::f32, false);
   AppendTensors t = step.tensors();
