@@ -369,22 +369,23 @@ TEST(Edge, NullWithoutElements) {
   const Tensor rows(nullptr, backwards({1, 0, 2, 4}));
   const Tensor lse(nullptr, backwards({1, 2, 0}));
   const Tensor pairs(nullptr, backwards({1, 2, 0, 3}));
-  ASSERT_TRUE(forward({.q = rows, .k = k.in(), .v = k.in(), .o = rows, .lse = lse, .bias = pairs},
-                      {}, {.backend = Backend::cpu})
-                  .ok());
-  const Status status = backward({.q = rows,
-                                  .k = k.in(),
-                                  .v = k.in(),
-                                  .o = rows,
-                                  .lse = lse,
-                                  .d_o = rows,
-                                  .d_lse = lse,
-                                  .dq = rows,
-                                  .dk = dk.out(),
-                                  .dv = dv.out(),
-                                  .bias = pairs,
-                                  .d_bias = pairs},
-                                 {}, {.backend = Backend::cpu});
+  ForwardTensors f;
+  f.q = rows;
+  f.k = f.v = k.in();
+  f.o = rows;
+  f.lse = lse;
+  f.bias = pairs;
+  ASSERT_TRUE(forward(f, {}, {.backend = Backend::cpu}).ok());
+  BackwardTensors g;
+  g.q = g.o = g.d_o = rows;
+  g.dq = rows;
+  g.k = g.v = k.in();
+  g.dk = dk.out();
+  g.dv = dv.out();
+  g.lse = g.d_lse = lse;
+  g.bias = pairs;
+  g.d_bias = pairs;
+  const Status status = backward(g, {}, {.backend = Backend::cpu});
   ASSERT_TRUE(status.ok()) << to_string(status.error());
   for (const double value : dk.values()) EXPECT_EQ(value, 0.0);
   for (const double value : dv.values()) EXPECT_EQ(value, 0.0);
