@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/figures.hpp"
+
 namespace abacist::api {
 namespace {
 
@@ -13,11 +15,6 @@ struct Axis {
   std::int64_t low;
   std::int64_t high;
 };
-
-bool empty(const TensorSpec& spec) {
-  return std::any_of(spec.shape.begin(), spec.shape.begin() + spec.rank,
-                     [](std::int64_t extent) { return extent == 0; });
-}
 
 /// Appends the axes of `spec` with more than one element; `sign` -1 negates the offsets.
 void append_axes(const TensorSpec& spec, int sign, std::vector<Axis>& axes) {
@@ -82,7 +79,7 @@ class Search {
 }  // namespace
 
 bool may_overlap_itself(const TensorSpec& spec) {
-  if (empty(spec)) return false;
+  if (!core::has_elements(spec)) return false;
   std::vector<std::pair<std::int64_t, std::int64_t>> axes;  // |stride|, steps
   for (std::size_t i = 0; i < static_cast<std::size_t>(spec.rank); ++i) {
     if (spec.shape[i] > 1) axes.emplace_back(std::abs(spec.stride[i]), spec.shape[i] - 1);
@@ -97,7 +94,7 @@ bool may_overlap_itself(const TensorSpec& spec) {
 }
 
 bool may_overlap(const ConstTensor& a, const ConstTensor& b) {
-  if (!a.present() || !b.present() || empty(a) || empty(b)) return false;
+  if (!core::has_elements(a) || !core::has_elements(b)) return false;
   std::vector<Axis> axes;
   append_axes(a, +1, axes);
   append_axes(b, -1, axes);

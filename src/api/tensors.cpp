@@ -6,17 +6,11 @@
 
 #include "api/overlap.hpp"
 #include "api/validate.hpp"
+#include "core/figures.hpp"
 #include "core/text.hpp"
 
 namespace abacist::api {
 namespace {
-
-bool has_elements(const TensorSpec& spec) {
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
-    if (spec.shape[axis] == 0) return false;
-  }
-  return spec.present();
-}
 
 /// Host cu_seqlens: 0 first, ascending, no length over `max_length`, the last within `total`.
 Status check_cu_seqlens(const char* name, const ConstTensor& tensor, std::int64_t total,
@@ -90,7 +84,7 @@ ConstTensor view_of(const Workspace& workspace) {
 
 Status check_operands(std::span<const NamedTensor> all) {
   for (const NamedTensor& x : all) {
-    if (!has_elements(x.tensor)) continue;
+    if (!core::has_elements(x.tensor)) continue;
     if (x.tensor.data == nullptr) return invalid(x.name, "data is null");
     const auto address = reinterpret_cast<std::uintptr_t>(x.tensor.data);
     const auto size = static_cast<std::uintptr_t>(size_of(x.tensor.dtype));

@@ -13,6 +13,8 @@ Figure visible_pairs(const Resolved& resolved);
 /// Elements of a tensor; 0 if absent; saturates.
 Count elements(const TensorSpec& spec);
 
+inline bool has_elements(const TensorSpec& spec) { return elements(spec).value > 0; }
+
 /// Bytes of the elements of all operands, each once.
 Figure operand_bytes(const Resolved& resolved);
 

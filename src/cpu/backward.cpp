@@ -128,7 +128,7 @@ class Heads {
       items_ = geometry_.kv_heads() * ceil_div(geometry_.s_k, choices_.tiles.keys);
       return;
     }
-    first_tile_ = at<std::int64_t>(choices.index_offset);
+    first_tile_ = in_workspace<std::int64_t>(call_.options, choices.index_offset);
     first_item_ = first_tile_ + geometry_.b + 1;
     for (std::int64_t s = 0; s < geometry_.b; ++s) {
       first_tile_[s] = tiles_;
@@ -192,7 +192,8 @@ class Heads {
       for (std::int64_t n = 0; n < geometry_.b; ++n) {
         const core::Sequence s = sequence(n);
         const std::int64_t first = first_tile(s, head / geometry_.group);
-        const double* sums = at<double>(choices_.sinks_offset) + head % geometry_.group;
+        const double* sums =
+            in_workspace<double>(call_.options, choices_.sinks_offset) + head % geometry_.group;
         for (std::int64_t t = 0; t < row_tiles(s.len_q); ++t)
           sum += sums[(first + t) * geometry_.group];
       }
@@ -201,10 +202,6 @@ class Heads {
   }
 
  private:
-  template <class T>
-  T* at(std::size_t offset) const {
-    return reinterpret_cast<T*>(static_cast<std::byte*>(call_.options.workspace.data) + offset);
-  }
   core::Sequence sequence(std::int64_t s) const {
     return core::sequence_at(geometry_, lengths_, s);
   }
@@ -243,8 +240,8 @@ class Heads {
     if (!turns.shared()) return x;
     const std::int64_t table = (turns.over_batch ? 0 : s) * (turns.over_heads ? 1 : g.h_k) +
                                (turns.over_heads ? 0 : kv_head);
-    x.turns =
-        at<std::int64_t>(choices_.bias_turns_offset) + (table * turns.blocks + block) * turns.tiles;
+    x.turns = in_workspace<std::int64_t>(call_.options, choices_.bias_turns_offset) +
+              (table * turns.blocks + block) * turns.tiles;
     const auto turn_of = [&](std::int64_t n, std::int64_t h) { return n * g.h_k + h + 1; };
     x.own = turn_of(s, kv_head);
     if (turns.over_heads && kv_head > 0) {
@@ -283,13 +280,13 @@ class Heads {
     h.tiles = choices_.tiles;
     const std::int64_t first = first_tile(s, kv_head);
     const std::int64_t row = first * choices_.tiles.rows;
-    h.lse_base2 = at<float>(choices_.lse_offset) + row;
-    h.d = at<float>(choices_.d_offset) + row;
-    h.dq_sum = at<float>(choices_.dq_offset) + row * g.d_qk;
-    h.turns = at<int>(choices_.turns_offset) + first;
+    h.lse_base2 = in_workspace<float>(call_.options, choices_.lse_offset) + row;
+    h.d = in_workspace<float>(call_.options, choices_.d_offset) + row;
+    h.dq_sum = in_workspace<float>(call_.options, choices_.dq_offset) + row * g.d_qk;
+    h.turns = in_workspace<int>(call_.options, choices_.turns_offset) + first;
     if (t.d_sinks.present()) {
       h.sinks = head_view(t.sinks, q_head);
-      h.sink_sums = at<double>(choices_.sinks_offset) + first * g.group;
+      h.sink_sums = in_workspace<double>(call_.options, choices_.sinks_offset) + first * g.group;
     }
     return h;
   }
@@ -308,8 +305,7 @@ class Heads {
 void clear_bias_gradient(const core::BackwardCall& call, const BackwardChoices& c) {
   const Tensor& x = call.tensors.d_bias;
   if (!x.present()) return;
-  auto* turns = reinterpret_cast<std::int64_t*>(
-      static_cast<std::byte*>(call.options.workspace.data) + c.bias_turns_offset);
+  auto* turns = in_workspace<std::int64_t>(call.options, c.bias_turns_offset);
   std::fill_n(turns, c.bias.count(call.resolved.geometry).value, std::int64_t{0});
   const std::int64_t rows = x.shape[0] * x.shape[1] * x.shape[2];
   for_each_ticket(rows, call.draft.info.threads, [&](std::int64_t row, int) {
@@ -383,8 +379,8 @@ Status run_backward(const core::BackwardCall& call) {
   const Heads heads(call, c);
   const int threads = call.draft.info.threads;
   const auto scratch = [&](int worker) {
-    return static_cast<std::byte*>(call.options.workspace.data) +
-           static_cast<std::size_t>(worker) * c.scratch_bytes;
+    return in_workspace<std::byte>(call.options,
+                                   static_cast<std::size_t>(worker) * c.scratch_bytes);
   };
   for_each_ticket(heads.tiles(), threads, [&](std::int64_t index, int worker) {
     heads.with_tile(index, [&](const BackwardHead& head, std::int64_t row_tile) {

@@ -115,6 +115,12 @@ struct WorkspaceLayout {
   }
 };
 
+/// The part of a run's workspace at an offset of its layout.
+template <class T>
+T* in_workspace(const RunOptions& options, std::size_t offset) {
+  return reinterpret_cast<T*>(static_cast<std::byte*>(options.workspace.data) + offset);
+}
+
 /// Counts finished items and reports their share.
 class Progress {
  public:

@@ -158,8 +158,7 @@ class Items {
       count_ = small_first_ + geometry_.kv_heads() * choices.small_tiles * choices.splits;
       return;
     }
-    first_ = reinterpret_cast<std::int64_t*>(static_cast<std::byte*>(call.options.workspace.data) +
-                                             choices.index_offset);
+    first_ = in_workspace<std::int64_t>(call.options, choices.index_offset);
     for (std::int64_t s = 0; s < geometry_.b; ++s) {
       first_[s] = count_;
       count_ += row_tiles(sequence(s)) * geometry_.h_k * choices.splits;
@@ -215,11 +214,6 @@ class Items {
   std::int64_t count_ = 0;
 };
 
-template <class T>
-T* at(const core::ForwardCall& call, std::size_t offset) {
-  return reinterpret_cast<T*>(static_cast<std::byte*>(call.options.workspace.data) + offset);
-}
-
 /// Keys of a sequence that some query sees.
 core::Interval seen_keys(const core::ForwardCall& call, const core::Sequence& s) {
   const core::MaskRule rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
@@ -248,7 +242,7 @@ bool find_invalid_pages(const core::ForwardCall& call, const ForwardChoices& c,
   const core::Geometry& g = call.resolved.geometry;
   const core::Interval seen = seen_keys(call, s);
   const std::int32_t* ids = page_ids(call, s);
-  auto* valid = at<std::uint8_t>(call, c.paged.valid_offset) + s.index * g.s_k;
+  auto* valid = in_workspace<std::uint8_t>(call.options, c.paged.valid_offset) + s.index * g.s_k;
   bool any = false;
   for (std::int64_t p = seen.begin / g.page_size; p * g.page_size < seen.end; ++p) {
     if (ids[p] >= 0 && ids[p] < g.pages) continue;
@@ -256,7 +250,7 @@ bool find_invalid_pages(const core::ForwardCall& call, const ForwardChoices& c,
     any = true;
     std::fill_n(valid + p * g.page_size, g.page_size, std::uint8_t{0});
   }
-  at<std::uint8_t>(call, c.paged.flags_offset)[s.index] = any ? 1 : 0;
+  in_workspace<std::uint8_t>(call.options, c.paged.flags_offset)[s.index] = any ? 1 : 0;
   return any;
 }
 
@@ -268,16 +262,15 @@ void check_pages(const core::ForwardCall& call, const ForwardChoices& c) {
     const core::Sequence s = core::sequence_at(g, core::Lengths::of(call.tensors), n);
     if (find_invalid_pages(call, c, s)) faults.fetch_or(DeviceFault::block_table);
   });
-  *at<std::uint32_t>(call, 0) = faults;
+  *in_workspace<std::uint32_t>(call.options, 0) = faults;
 }
 
 /// Partial results of split `s` as tensors, in the workspace.
 Partial partial(const core::ForwardCall& call, const ForwardChoices& c, std::int64_t s) {
   const core::Geometry& g = call.resolved.geometry;
-  auto* base = static_cast<std::byte*>(call.options.workspace.data);
   const std::int64_t rows = g.total_q * g.h_q;
-  auto* o = reinterpret_cast<float*>(base + c.partials_offset) + s * rows * g.d_v;
-  auto* lse = reinterpret_cast<float*>(base + c.lse_offset) + s * rows;
+  auto* o = in_workspace<float>(call.options, c.partials_offset) + s * rows * g.d_v;
+  auto* lse = in_workspace<float>(call.options, c.lse_offset) + s * rows;
   const bool varlen = g.varlen;
   return {{o, varlen ? contiguous(DType::f32, {g.total_q, g.h_q, g.d_v})
                      : contiguous(DType::f32, {g.b, g.s_q, g.h_q, g.d_v})},
@@ -292,10 +285,9 @@ struct SharedKeys {
   std::size_t head_floats;
 
   SharedKeys(const core::ForwardCall& call, const ForwardChoices& c) {
-    auto* base = static_cast<std::byte*>(call.options.workspace.data);
     const core::Geometry& g = call.resolved.geometry;
-    packed = reinterpret_cast<float*>(base + c.packed_offset);
-    counters = reinterpret_cast<int*>(base + c.counters_offset);
+    packed = in_workspace<float>(call.options, c.packed_offset);
+    counters = in_workspace<int>(call.options, c.counters_offset);
     head_floats = static_cast<std::size_t>(c.shared_blocks) *
                   c.kernels->packed_floats(c.tiles, g.d_qk, g.d_v);
   }
@@ -325,9 +317,14 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   }
   task.rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
   task.score = score_rule(call.resolved, ScoreOperands(t), s.index, head);
-  if (g.paged && at<std::uint8_t>(call, c.paged.flags_offset)[s.index] != 0) {
+  if (g.paged && in_workspace<std::uint8_t>(call.options, c.paged.flags_offset)[s.index] != 0) {
     task.score.valid = {
-        at<std::uint8_t>(call, c.paged.valid_offset) + s.index * g.s_k, DType::u8, 0, 0, 1, g.s_k};
+        in_workspace<std::uint8_t>(call.options, c.paged.valid_offset) + s.index * g.s_k,
+        DType::u8,
+        0,
+        0,
+        1,
+        g.s_k};
   }
   task.dropout = core::dropout_rule(call.resolved.problem.options.dropout, g.h_q, s.index, head);
   task.group = g.group;
@@ -421,7 +418,7 @@ Status run_forward(const core::ForwardCall& call) {
   const auto& c = *static_cast<const ForwardChoices*>(call.draft.choices.get());
   const Items items(call, c);
   Progress progress(call.options, items.count());
-  auto* scratch = at<std::byte>(call, c.scratch_offset);
+  auto* scratch = in_workspace<std::byte>(call.options, c.scratch_offset);
   if (call.resolved.geometry.paged) check_pages(call, c);
   const int threads = call.draft.info.threads;
   const std::int64_t heads = call.resolved.geometry.kv_heads();

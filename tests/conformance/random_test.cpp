@@ -10,17 +10,6 @@
 namespace abacist::testing {
 namespace {
 
-struct Chunk {
-  DType dtype;
-  bool varlen;
-  int number;
-};
-
-std::string name_of(const ::testing::TestParamInfo<Chunk>& info) {
-  return std::string(to_string(info.param.dtype)) + (info.param.varlen ? "_varlen_" : "_dense_") +
-         std::to_string(info.param.number);
-}
-
 std::vector<Chunk> chunks() {
   std::vector<Chunk> all;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {

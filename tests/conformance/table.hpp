@@ -1,6 +1,9 @@
 // The random cases of the conformance table.
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <string>
 #include <vector>
 
 #include "support/case.hpp"
@@ -19,5 +22,17 @@ struct Menu {
 /// Case number `n` of a menu: lengths around every tile size, primes and powers of two, grouped
 /// heads, masks of every kind, awkward layouts, unusual scales.
 Case random_case(const Menu& menu, std::uint64_t n);
+
+/// A run of random cases that is one test.
+struct Chunk {
+  DType dtype;
+  bool varlen;
+  int number;
+};
+
+inline std::string name_of(const ::testing::TestParamInfo<Chunk>& info) {
+  return std::string(to_string(info.param.dtype)) + (info.param.varlen ? "_varlen_" : "_dense_") +
+         std::to_string(info.param.number);
+}
 
 }  // namespace abacist::testing

@@ -40,17 +40,6 @@ Case gpu_case(const Menu& menu, std::uint64_t n) {
   return c;
 }
 
-struct Chunk {
-  DType dtype;
-  bool varlen;
-  int number;
-};
-
-std::string name_of(const ::testing::TestParamInfo<Chunk>& info) {
-  return std::string(to_string(info.param.dtype)) + (info.param.varlen ? "_varlen_" : "_dense_") +
-         std::to_string(info.param.number);
-}
-
 std::vector<Chunk> chunks() {
   std::vector<Chunk> all;
   for (const DType dtype : {DType::bf16, DType::f16}) {

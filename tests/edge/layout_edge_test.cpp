@@ -14,11 +14,6 @@
 namespace abacist::testing {
 namespace {
 
-Case typed(Case c, DType dtype) {
-  c.dtype = c.o_dtype = c.grad_dtype = dtype;
-  return c;
-}
-
 void check(const Case& c) { check_on_every_target(Instance(c)); }
 
 TEST(Edge, Row7_VarlenLseIsHeadsByTotal) {

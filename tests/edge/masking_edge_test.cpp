@@ -16,11 +16,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr DType kAllTypes[] = {DType::f32, DType::bf16, DType::f16};
 
-Case typed(Case c, DType dtype) {
-  c.dtype = c.o_dtype = c.grad_dtype = dtype;
-  return c;
-}
-
 Both run(const Instance& x) { return x.run_both(); }
 
 void check(const Instance& x) { check_on_every_target(x); }

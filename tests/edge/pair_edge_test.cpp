@@ -17,11 +17,6 @@ constexpr double kLowest = std::numeric_limits<float>::lowest();
 constexpr DType kAllTypes[] = {DType::f32, DType::bf16, DType::f16};
 constexpr Case::Pairs kWhole{.present = true};
 
-Case typed(Case c, DType dtype) {
-  c.dtype = c.o_dtype = c.grad_dtype = dtype;
-  return c;
-}
-
 Case pair_case() {
   Case c;
   c.b = 2;

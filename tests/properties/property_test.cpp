@@ -16,11 +16,6 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr PlanOptions kCpu{.backend = Backend::cpu};
 
-Case typed(Case c, DType dtype) {
-  c.dtype = c.o_dtype = c.grad_dtype = dtype;
-  return c;
-}
-
 std::int64_t splits_of(const Instance& x) {
   Results r = x.make_results(x.c.o_dtype);
   const auto planned = plan(make_problem(x.tensors(r), x.c.options), kCpu);

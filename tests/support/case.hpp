@@ -53,6 +53,12 @@ struct Case {
   std::string text() const;
 };
 
+/// The case with inputs, outputs and gradients of one type.
+inline Case typed(Case c, DType dtype) {
+  c.dtype = c.o_dtype = c.grad_dtype = dtype;
+  return c;
+}
+
 struct Results {
   Buffer o, lse;
 };

@@ -153,20 +153,13 @@ HWY_INLINE void few_step(const ForwardTask& task, const ForwardScratch& x, const
   std::fill(x.s + last * kPanel, x.s + range.last * kPanel, 0.0f);
   V largest[kVectors];
   V correction[kVectors];
-  if (task.score.has_pairs()) {
-    modify_pair_scores(task.score, mask, k0, range, x.s, x.top, largest);
-  } else if (!task.score.plain || !range.full) {
-    modify_scores(task.score, mask, k0, range, x.s, largest);
-  } else {
-    for (size_t v = 0; v < kVectors; ++v) {
-      largest[v] = hn::Set(f, -std::numeric_limits<float>::infinity());
-      for (size_t j = range.first; j < range.last; ++j) {
-        largest[v] = hn::Max(largest[v], hn::Load(f, x.s + j * kPanel + v * kLanes));
-      }
+  for (size_t v = 0; v < kVectors && untouched(task.score, range); ++v) {
+    largest[v] = hn::Set(f, -std::numeric_limits<float>::infinity());
+    for (size_t j = range.first; j < range.last; ++j) {
+      largest[v] = hn::Max(largest[v], hn::Load(f, x.s + j * kPanel + v * kLanes));
     }
   }
-  softmax_step(x, 0, range.first, range.last, largest, correction);
-  if (task.dropout.active()) drop_probabilities(task.dropout, mask, k0, range, x.s);
+  make_probabilities(task, x, 0, mask, k0, range, largest, correction);
   HWY_ALIGN float factors[kPanel];
   for (size_t v = 0; v < kVectors; ++v) hn::Store(correction[v], f, factors + v * kLanes);
   few_output<kRows>(task, few, k0, range.first, last, x.s, factors);

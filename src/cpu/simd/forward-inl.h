@@ -219,6 +219,25 @@ HWY_NOINLINE void finish_panel(const ForwardTask& task, const ForwardScratch& x,
   unpack_panel(o, d_v, task.o, task.group, mask.first_row, mask.count);
 }
 
+/// Whether scores go to the softmax as the product left them, and their largest with them.
+HWY_INLINE bool untouched(const ScoreRule& score, const BlockRange& range) {
+  return score.plain && range.full && !score.has_pairs();
+}
+
+/// Scores q.k of one panel and block, with their largest per lane, to probabilities: what comes
+/// between the two products.
+HWY_INLINE void make_probabilities(const ForwardTask& task, const ForwardScratch& x, size_t panel,
+                                   const PanelMask& mask, std::int64_t k0, const BlockRange& range,
+                                   V (&largest)[kVectors], V (&correction)[kVectors]) {
+  if (task.score.has_pairs()) {
+    modify_pair_scores(task.score, mask, k0, range, x.s, x.top + panel * kPanel, largest);
+  } else if (!untouched(task.score, range)) {
+    modify_scores(task.score, mask, k0, range, x.s, largest);
+  }
+  softmax_step(x, panel, range.first, range.last, largest, correction);
+  if (task.dropout.active()) drop_probabilities(task.dropout, mask, k0, range, x.s);
+}
+
 /// One panel against one packed block of keys that begins at k0.
 HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, const float* block,
                              size_t panel, const PanelMask& mask, std::int64_t k0,
@@ -231,13 +250,7 @@ HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, c
   ahead.spread((range.last - range.first + d_v) / kStep);
   score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range.first, range.last, ahead,
                  largest);
-  if (task.score.has_pairs()) {
-    modify_pair_scores(task.score, mask, k0, range, x.s, x.top + panel * kPanel, largest);
-  } else if (!task.score.plain || !range.full) {
-    modify_scores(task.score, mask, k0, range, x.s, largest);
-  }
-  softmax_step(x, panel, range.first, range.last, largest, correction);
-  if (task.dropout.active()) drop_probabilities(task.dropout, mask, k0, range, x.s);
+  make_probabilities(task, x, panel, mask, k0, range, largest, correction);
   accumulate_output(x, block + x.keys * hwy::RoundUpTo(d_qk, kChunk),
                     x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel, d_v, range.first, range.last,
                     fresh, correction, ahead);

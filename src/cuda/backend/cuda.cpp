@@ -7,6 +7,7 @@
 #include <string>
 #include <tuple>
 
+#include "core/figures.hpp"
 #include "core/text.hpp"
 #include "cuda/backend/device.hpp"
 #include "cuda/backend/lengths.hpp"
@@ -56,18 +57,11 @@ Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& opti
   return draft;
 }
 
-bool empty(const TensorSpec& spec) {
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
-    if (spec.shape[axis] == 0) return true;
-  }
-  return !spec.present();
-}
-
 /// The address is one that the device can use, and aligned as the kernel needs it. Asks the driver
 /// about the address; the memory itself is not touched.
 Status check_address(const char* name, const ConstTensor& tensor, std::uintptr_t alignment,
                      const DeviceFacts& device, bool capturing) {
-  if (empty(tensor)) return {};
+  if (!core::has_elements(tensor)) return {};
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % alignment != 0) {
     return invalid(name, "data is not aligned to " + std::to_string(alignment) +
                              " bytes, as a GPU needs it (TMA moves 16-byte pieces)");
@@ -120,7 +114,7 @@ Status check_addresses(const ForwardTensors& t, const Workspace& workspace,
 
 /// Null is for tensors without elements; TMA wants an address even then.
 const void* address_or(const ConstTensor& tensor, const void* other) {
-  return empty(tensor) ? other : tensor.data;
+  return core::has_elements(tensor) ? tensor.data : other;
 }
 
 Status check_lengths(const core::ForwardCall& call) {
