@@ -54,7 +54,8 @@ struct TensorSpec {
   Extents shape{};
   Extents stride{};
 
-  bool present() const noexcept { return rank > 0; }
+  /// Of a negative rank, too: validation then names it.
+  bool present() const noexcept { return rank != 0; }
 
   friend bool operator==(const TensorSpec& a, const TensorSpec& b) noexcept {
     if (a.dtype != b.dtype || a.device != b.device || a.rank != b.rank) return false;

@@ -23,8 +23,8 @@ Figure visible_pairs(const Resolved& resolved) {
 
 Count elements(const TensorSpec& spec) {
   Count count = spec.present() ? 1 : 0;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(spec.rank); ++axis) {
-    count = count * spec.shape[axis];
+  for (int axis = 0; axis < spec.rank; ++axis) {
+    count = count * spec.shape[static_cast<std::size_t>(axis)];
   }
   return count;
 }

@@ -187,6 +187,8 @@ TEST(Append, InvalidArgumentsAreRefusedBeforeAnythingIsWritten) {
     expect_refused(step, t, rotary, argument, says);
   };
   refused("k", "is absent", [](auto& t, auto&) { t.k = {}; });
+  refused("k", "rank is -1", [](auto& t, auto&) { t.k.rank = -1; });
+  refused("rotary.cos", "rank is -1", [](auto&, auto& r) { r.cos.rank = -1; });
   refused("v", "[b, s_new, h_k, d_v]", [](auto& t, auto&) { t.v.shape[1] = 2; });
   refused("k_cache", "[pages, page_size, h_k, d]", [](auto& t, auto&) { t.k_cache.shape[3] = 5; });
   refused("v_cache", "[pages, page_size, h_k, d]", [](auto& t, auto&) { t.v_cache.shape[1] = 3; });

@@ -212,6 +212,10 @@ TEST(FeatureValidation, MergeOfSinks) {
   wrong = sinks.in();
   wrong.dtype = DType::f16;
   expect_error(merge({}, o.out(), lse.out(), wrong), "sinks", "must be f32[3]");
+  // Was taken for an absent operand, and then read past the end of its shape.
+  wrong = sinks.in();
+  wrong.rank = -1;
+  expect_error(merge({}, o.out(), lse.out(), wrong), "sinks", "rank is -1");
   wrong = lse.in();
   wrong.rank = 1;
   wrong.shape[0] = 3;
