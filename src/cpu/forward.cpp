@@ -14,7 +14,7 @@
 #include <atomic>
 
 #include "cpu/driver.hpp"
-#include "cpu/merge.hpp"
+#include "cpu/splits.hpp"
 
 namespace abacist::cpu {
 namespace {
@@ -46,8 +46,8 @@ struct ForwardChoices {
   std::size_t scratch_bytes = 0;  ///< per thread
   std::size_t scratch_offset = 0;
   PagedChoices paged;
-  std::size_t partials_offset = 0;  ///< of O partials in the workspace
-  std::size_t lse_offset = 0;
+  std::size_t split_o_offset = 0;
+  std::size_t split_states_offset = 0;
   std::size_t index_offset = 0;     ///< varlen: first item of each sequence
   std::int64_t shared_blocks = 0;   ///< of a head, packed once for all items; 0: each packs its own
   std::size_t packed_offset = 0;    ///< [head][block] of packed keys
@@ -128,7 +128,8 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
   const Figure small = tile_visits(resolved, 0, c.small_end(), c.small_rows, seen_keys);
   const Figure large = tile_visits(resolved, c.small_end(), packed, c.tiles.rows, seen_keys);
   const Count keys = Count{small.value} + large.value;
-  const Count partials = c.splits > 1 ? rows * c.splits * (g.d_v + 1) * 4 * 2 : Count{0};
+  const std::int64_t split_row = g.d_v * 4 + std::int64_t{sizeof(RowState)};
+  const Count partials = c.splits > 1 ? rows * c.splits * split_row * 2 : Count{0};
   const Count pairs = pair_bytes(resolved, 0, c.small_end(), c.small_rows) +
                       pair_bytes(resolved, c.small_end(), packed, c.tiles.rows);
   info.slow_memory_bytes = {(once + keys * (g.d_qk + g.d_v) * in + partials + pairs).value,
@@ -265,17 +266,10 @@ void check_pages(const core::ForwardCall& call, const ForwardChoices& c) {
   *in_workspace<std::uint32_t>(call.options, 0) = faults;
 }
 
-/// Partial results of split `s` as tensors, in the workspace.
-Partial partial(const core::ForwardCall& call, const ForwardChoices& c, std::int64_t s) {
+SplitResults split_results(const core::ForwardCall& call, const ForwardChoices& c) {
   const core::Geometry& g = call.resolved.geometry;
-  const std::int64_t rows = g.total_q * g.h_q;
-  auto* o = in_workspace<float>(call.options, c.partials_offset) + s * rows * g.d_v;
-  auto* lse = in_workspace<float>(call.options, c.lse_offset) + s * rows;
-  const bool varlen = g.varlen;
-  return {{o, varlen ? contiguous(DType::f32, {g.total_q, g.h_q, g.d_v})
-                     : contiguous(DType::f32, {g.b, g.s_q, g.h_q, g.d_v})},
-          {lse, varlen ? contiguous(DType::f32, {g.h_q, g.total_q})
-                       : contiguous(DType::f32, {g.b, g.h_q, g.s_q})}};
+  return {in_workspace<float>(call.options, c.split_o_offset),
+          in_workspace<RowState>(call.options, c.split_states_offset), c.splits, g.total_q * g.h_q};
 }
 
 /// Packed keys of a run, shared by its items.
@@ -310,10 +304,11 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
     task.lse = row_view<float>(t.lse, s.index, s.first_q, head);
     task.sinks = head_view(t.sinks, head);
   } else {
-    const Partial part = partial(call, c, item.split);
-    task.o = view(Tensor(const_cast<void*>(part.o.data), part.o.spec()), s.index, s.first_q, head);
-    task.lse = row_view<float>(Tensor(const_cast<void*>(part.lse.data), part.lse.spec()), s.index,
-                               s.first_q, head);
+    const SplitResults results = split_results(call, c);
+    const std::int64_t token = g.varlen ? s.first_q : s.index * g.s_q;
+    const std::int64_t first = item.split * results.rows + token * g.h_q + head;
+    task.o = {results.o + first * g.d_v, DType::f32, g.h_q * g.d_v, g.d_v, 1};
+    task.states = {results.states + first, g.h_q, 1};
   }
   task.rule = core::mask_rule(call.resolved.problem.options.mask, s.len_q, s.len_k);
   task.score = score_rule(call.resolved, ScoreOperands(t), s.index, head);
@@ -398,8 +393,8 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   if (g.varlen) c->index_offset = layout.reserve(g.b + 1, sizeof(std::int64_t));
   if (c->splits > 1) {
     const Count rows = Count{c->splits} * g.total_q * g.h_q;
-    c->partials_offset = layout.reserve(rows * g.d_v, sizeof(float));
-    c->lse_offset = layout.reserve(rows, sizeof(float));
+    c->split_o_offset = layout.reserve(rows * g.d_v, sizeof(float));
+    c->split_states_offset = layout.reserve(rows, sizeof(RowState));
   }
   if (c->shared_blocks > 0) {
     const auto floats =
@@ -437,14 +432,12 @@ Status run_forward(const core::ForwardCall& call) {
     progress.finish_item();
   });
   if (c.splits == 1) return {};
-  std::vector<Partial> parts;
-  for (std::int64_t s = 0; s < c.splits; ++s) parts.push_back(partial(call, c, s));
-  // Rows past cu_seqlens_q[b] have no partial result, and are not written.
-  const std::int64_t rows = call.resolved.geometry.varlen
-                                ? static_cast<const std::int32_t*>(
-                                      call.tensors.cu_seqlens_q.data)[call.resolved.geometry.b]
-                                : call.resolved.geometry.total_q;
-  merge_rows(parts, call.tensors.o, call.tensors.lse, call.tensors.sinks, rows, threads);
+  // Rows past cu_seqlens_q[b] have no result, and are not written.
+  const std::int64_t tokens = call.resolved.geometry.varlen
+                                  ? static_cast<const std::int32_t*>(
+                                        call.tensors.cu_seqlens_q.data)[call.resolved.geometry.b]
+                                  : call.resolved.geometry.total_q;
+  merge_splits(call, split_results(call, c), tokens, threads);
   return {};
 }
 

@@ -16,12 +16,6 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr PlanOptions kCpu{.backend = Backend::cpu};
 
-std::int64_t splits_of(const Instance& x) {
-  Results r = x.make_results(x.c.o_dtype);
-  const auto planned = plan(make_problem(x.tensors(r), x.c.options), kCpu);
-  return planned.ok() ? planned->info().splits : -1;
-}
-
 Results run_forward(const Instance& x) {
   Results r = x.make_results(x.c.o_dtype);
   x.forward(r, kCpu);
@@ -207,36 +201,6 @@ TEST(Merge, NanStaysInItsRow) {
     EXPECT_EQ(std::isnan(merged.o.at({0, i, 0, 0})), i == 2);
     EXPECT_EQ(std::isnan(merged.lse.at({0, 0, i})), i == 2);
   }
-}
-
-// One query over many keys is split; the same query among many is not. Both meet the same bounds.
-TEST(Split, SplitAndUnsplitPlansMeetTheOracle) {
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const std::int64_t s_k : {511, 1024, 1025, 3000, 40'000}) {
-      if (effort() == Effort::reduced && s_k != 511 && s_k != 1025) continue;
-      Case c = typed({.h_k = 2, .group = 3, .s_q = 1, .s_k = s_k, .d_qk = 32, .d_v = 16}, dtype);
-      c.alibi_rank = 1;
-      check_on_every_target(Instance(c));
-      c.s_q = 3;
-      c.options.mask.window = {700, 0};  // whole splits see nothing
-      check_on_every_target(Instance(c));
-      c.options.mask = {.causal = true, .align = Align::top_left};
-      check_on_every_target(Instance(c));
-    }
-  }
-  EXPECT_GT(splits_of(Instance(Case{.s_q = 1, .s_k = 40'000})), 1);
-  EXPECT_EQ(splits_of(Instance(Case{.b = 64, .h_k = 2, .s_q = 64, .s_k = 600})), 1);
-}
-
-TEST(Split, VarlenSequencesShorterThanTheSplits) {
-  Case c{.h_k = 1, .group = 2, .d_qk = 16, .d_v = 16};
-  c.lens_q = {1, 2, 1, 0, 1};
-  c.lens_k = {20'000, 0, 3, 50, 700};
-  c.slack_q = 1;
-  c.slack_k = 1;
-  check_on_every_target(Instance(c));
-  const std::int64_t splits = splits_of(Instance(c));
-  EXPECT_GT(splits, 1) << "this case is about splits";
 }
 
 // Lengths just below, at and above every tile size that the plans choose.

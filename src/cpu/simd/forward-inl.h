@@ -152,50 +152,31 @@ HWY_NOINLINE void accumulate_output(const ForwardScratch& x, const float* v, flo
 }
 
 inline constexpr float kNone = -std::numeric_limits<float>::infinity();
-inline constexpr double kLowest = std::numeric_limits<float>::lowest();
-
-/// Maximum (base 2) and sum of a finished row, and the factor that its O has yet to take.
-struct RowState {
-  double maximum, sum;
-  float factor;
-};
-
-/// The sink, a natural logit, joins maximum and sum; -inf is none. The largest of the row may be
-/// the sink, which then rescales what the keys gave. NaN and +inf make the row NaN.
-inline RowState with_sink(float maximum, float sum, float sink) {
-  if (sink == kNoSink) return {double{maximum}, double{sum}, 1.0f};
-  const double base2 = double{sink} * std::numbers::log2e;
-  const double largest = base2 <= double{maximum} ? double{maximum} : base2;
-  const double factor = std::exp2(double{maximum} - largest);
-  return {largest, double{sum} * factor + std::exp2(base2 - largest), static_cast<float>(factor)};
-}
-
 /// The factor of a row that sees no key, whose O is 0.
 inline constexpr float kEmptyRow = -1.0f;
 
-/// LSE of one row to the caller's tensor; returns the factor that its O has yet to take.
+/// LSE of one row to the caller's tensor, or its state to the merge of key splits; returns the
+/// factor that its O has yet to take.
 inline float finish_lane(const ForwardTask& task, const ForwardScratch& x, size_t panel,
                          const PanelMask& mask, size_t lane) {
+  const size_t at = panel * kPanel + lane;
   const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
-  const float top = x.top[panel * kPanel + lane];
-  const bool empty = mask.visible(r).empty() || (task.score.has_pairs() && top == kNone);
-  const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(r % task.group);
-  const auto [maximum, sum, factor] =
-      with_sink(x.maximum[panel * kPanel + lane], x.sum[panel * kPanel + lane], sink);
-  const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
-  const float inverse = empty ? kEmptyRow : kept * (factor / static_cast<float>(sum));
-  if (task.lse.data == nullptr) return inverse;
-  // A row whose visible scores are all -inf is not empty: 0 / 0, NaN as in O (and in a merge of
-  // key splits, where -inf would mean "no key").
-  const double base2 =
-      sum == 0.0 ? std::numeric_limits<double>::quiet_NaN() : maximum + std::log2(sum);
-  float& lse = task.lse.at(r / task.group, r % task.group);
-  lse = empty ? sink : static_cast<float>(base2 * std::numbers::ln2);
-  // The maximum had no place among base-2 floats.
-  if (!empty && task.score.bias.data != nullptr && maximum == kLowest && sum != 0.0) {
-    lse = static_cast<float>(double{top} + std::log(sum));
+  const std::int64_t head = r % task.group;
+  RowState state{x.maximum[at], x.sum[at], x.top[at]};
+  state.seen = !mask.visible(r).empty() && !(task.score.has_pairs() && state.top == kNone);
+  if (task.states.data != nullptr) {
+    task.states.at(r / task.group, head) = state;
+    return state.seen ? 1.0f : kEmptyRow;
   }
-  return inverse;
+  const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(head);
+  WholeRow row(state);
+  const auto factor = static_cast<float>(row.add_sink(sink));
+  const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
+  if (task.lse.data != nullptr) {
+    task.lse.at(r / task.group, head) =
+        state.seen ? row.lse(task.score.bias.data != nullptr) : sink;
+  }
+  return state.seen ? kept * (factor / static_cast<float>(row.sum)) : kEmptyRow;
 }
 
 /// O / sum and LSE of one panel to the caller's tensors.

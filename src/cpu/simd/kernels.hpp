@@ -8,6 +8,7 @@
 #include "abacist/tensor.hpp"
 #include "core/dropout.hpp"
 #include "core/mask.hpp"
+#include "cpu/row_state.hpp"
 #include "cpu/simd/target.hpp"
 
 namespace abacist::cpu {
@@ -44,6 +45,7 @@ struct BasicRowValues {
 };
 using RowValues = BasicRowValues<const float>;
 using RowOutput = BasicRowValues<float>;
+using RowStates = BasicRowValues<RowState>;
 
 /// The sink that is none.
 inline constexpr float kNoSink = -std::numeric_limits<float>::infinity();
@@ -106,8 +108,11 @@ struct Tiles {
 struct ForwardTask {
   Operand q, k, v;  ///< k and v: head 0 of the operand is the group's key/value head
   Output o;
-  RowOutput lse;              ///< data null: not wanted
-  HeadValues sinks;           ///< none where the keys are split: the merge adds them
+  RowOutput lse;  ///< data null: not wanted
+  HeadValues sinks;
+  /// Of a key split: where rows leave their state, and O stays undivided; sinks and LSE are the
+  /// merge's then. Data null: the item sees all keys.
+  RowStates states;
   core::DropoutRule dropout;  ///< of the group's first head
   core::MaskRule rule;
   ScoreRule score;
