@@ -8,7 +8,7 @@ releases the GIL around every call.
 from __future__ import annotations
 
 import ctypes
-import functools
+import numbers
 import os
 import pathlib
 import struct
@@ -40,7 +40,10 @@ ARGUMENTS = {
     "visible": "mask", "window_left": "window", "window_right": "window", "has_window": "window",
     "dropout_seed": "seed", "d_o": "gradient of o", "d_lse": "gradient of lse",
 }  # fmt: skip
-PADDING = {3: (0,), 2: (0, 0), 1: (0, 0, 0), 0: (0, 0, 0, 0), 4: ()}
+# The packer of an abacist_tensor of each rank; axes that it has not are 0.
+PACK = tuple(
+    struct.Struct(f"<Qiiii{rank}q{8 * (4 - rank)}x{rank}q{8 * (4 - rank)}x").pack for rank in range(5)
+)
 
 
 class PlanInfo(ctypes.Structure):
@@ -121,10 +124,7 @@ def error(status: int) -> Exception:
 def tensor(pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int]) -> bytes:
     """An abacist_tensor on the host; strides in elements."""
     rank = len(shape)
-    if rank == 4:
-        return TENSOR.pack(pointer, dtype, 4, 0, 0, *shape, *stride)
-    pad = PADDING[rank]
-    return TENSOR.pack(pointer, dtype, rank, 0, 0, *shape, *pad, *stride, *pad)
+    return PACK[rank](pointer, dtype, rank, 0, 0, *shape, *stride)
 
 
 def extras(named: dict[str, bytes]) -> bytes:
@@ -134,17 +134,26 @@ def extras(named: dict[str, bytes]) -> bytes:
     return b"".join([named.get(name, ABSENT) for name in EXTRAS])
 
 
-def _integer(name: str, value: object, least: int, most: int) -> int:
+# Arguments are cached by value (_attention.py), so what may change its value is none of them: an array
+# or a tensor of one element is refused here.
+def flag(name: str, value: object) -> bool:
+    if isinstance(value, numbers.Integral) or type(value).__name__ in ("bool", "bool_"):
+        if value in (True, False):
+            return bool(value)
+    raise TypeError(f"{name}: is {value!r}, must be True or False")
+
+
+def integer(name: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: is {value!r}, must be an integer")
-    number = value.__index__()
-    if not least <= number <= most:
-        raise ValueError(f"{name}: is {number}, must be in [{least}, {most}]")
+    number: int = value.__index__()
+    if not 0 <= number <= most:
+        raise ValueError(f"{name}: is {number}, must be in [0, {most}]")
     return number
 
 
 def _real(name: str, value: object) -> float:
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: is {value!r}, must be a number")
     return float(value)
 
@@ -152,40 +161,38 @@ def _real(name: str, value: object) -> float:
 def _bound(side: str, value: object) -> int:
     if value is None:
         return UNBOUNDED
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"window: {side} is {value!r}, must be an integer or None (unbounded)")
-    number = value.__index__()
+    number = int(value)
     if not 0 <= number <= UNBOUNDED:
         raise ValueError(f"window: {side} is {number}, must be at least 0, or None for unbounded")
     return number
 
 
-@functools.lru_cache(maxsize=256, typed=True)
 def options(
-    causal: bool,
-    window: tuple[int | None, int | None] | None,
-    scale: float | None,
-    softcap: float,
-    align: str,
+    causal: object,
+    window: object,
+    scale: object,
+    softcap: object,
+    align: object,
     max_s_q: int,
     max_s_k: int,
-    dropout_p: float,
+    dropout_p: object,
     seed: int,
 ) -> bytes:
-    """abacist_options, from checked arguments of attention()."""
-    if causal not in (True, False):
-        raise TypeError(f"causal: is {causal!r}, must be True or False")
+    """abacist_options, from arguments of attention(); the three int are checked already."""
     if align not in ("bottom-right", "top-left"):
         raise ValueError(f'align: is {align!r}, must be "bottom-right" or "top-left"')
     left = right = 0
     if window is not None:
+        if not isinstance(window, tuple):
+            raise TypeError(f"window: is {window!r}, must be (left, right) or None")
         if len(window) != 2:
             raise ValueError(f"window: has {len(window)} entries, must be (left, right)")
         left, right = _bound("left", window[0]), _bound("right", window[1])
-    seed = _integer("seed", seed, 0, 2**64 - 1)
     return OPTIONS.pack(
         OPTIONS.size,
-        bool(causal),
+        flag("causal", causal),
         align == "top-left",
         window is not None,
         scale is not None,
@@ -193,8 +200,8 @@ def options(
         right,
         0.0 if scale is None else _real("scale", scale),
         _real("softcap", softcap),
-        _integer("max_s_q", max_s_q, 0, UNBOUNDED),
-        _integer("max_s_k", max_s_k, 0, UNBOUNDED),
+        max_s_q,
+        max_s_k,
         _real("dropout_p", dropout_p),
         seed - 2**64 if seed >= 2**63 else seed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import sys
 import typing
 
@@ -31,47 +32,58 @@ def _arrays_of(q: typing.Any) -> typing.Any:
     return module
 
 
+@functools.lru_cache(maxsize=256, typed=True)
+def _settings(
+    causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed, layout, backend,
+    deterministic, varlen,
+) -> _problem.Call:  # fmt: skip
+    """A call without arrays, from arguments of attention(), checked."""
+    _abi.flag("deterministic", deterministic)
+    if layout not in ("bshd", "bhsd"):
+        raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
+    options = _abi.options(
+        causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed
+    )
+    heads_first = layout == "bhsd"
+    return _problem.Call(
+        options, _abi.plan_options(backend), heads_first, varlen, 3 if varlen else 4, {}
+    )
+
+
 def _call(
     arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p, seed,
     cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths, layout, align, backend, deterministic,
 ) -> _problem.Call:  # fmt: skip
-    if deterministic not in (True, False):
-        raise TypeError(f"deterministic: is {deterministic!r}, must be True or False")
-    if layout not in ("bshd", "bhsd"):
-        raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
-    if window is not None and type(window) is not tuple:
-        if not isinstance(window, list):
-            raise TypeError(f"window: is {window!r}, must be (left, right) or None")
-        window = tuple(window)
     varlen = _problem.check_seqlens(cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k)
-    if seed is None:
+    if type(window) is list:
+        window = tuple(window)
+    if seed is not None:
+        seed = _abi.integer("seed", seed, 2**64 - 1)
+    else:
         seed = arrays.random_seed() if dropout_p else 0
+    if varlen:
+        max_s_q = _abi.integer("max_s_q", max_s_q, _abi.UNBOUNDED)
+        max_s_k = _abi.integer("max_s_k", max_s_k, _abi.UNBOUNDED)
+    else:
+        max_s_q = max_s_k = 0
     try:
-        options = _abi.options(
-            causal, window, scale, softcap, align,
-            max_s_q if varlen else 0, max_s_k if varlen else 0, dropout_p, seed,
+        call = _settings(
+            causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed, layout,
+            backend, deterministic, varlen,
         )  # fmt: skip
     except TypeError as reason:
         if "unhashable" not in str(reason):
             raise
         raise TypeError(f"an option is no plain number, text or tuple ({reason})") from None
-    extras = {}
-    if alibi_slopes is not None:
-        extras["alibi_slopes"] = alibi_slopes
-    if varlen:
-        extras["cu_seqlens_q"] = cu_seqlens_q
-        extras["cu_seqlens_k"] = cu_seqlens_k
-    if sinks is not None:
-        extras["sinks"] = sinks
-    if key_lengths is not None:
-        extras["key_lengths"] = key_lengths
-    if bias is not None:
-        extras["bias"] = bias
-    if mask is not None:
-        extras["visible"] = mask
-    return _problem.Call(
-        options, _abi.plan_options(backend), layout == "bhsd", varlen, 3 if varlen else 4, extras
-    )
+    if not varlen and (
+        alibi_slopes is None and bias is None and mask is None and sinks is None and key_lengths is None
+    ):
+        return call
+    extras = {
+        "alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+        "sinks": sinks, "key_lengths": key_lengths, "bias": bias, "visible": mask,
+    }  # fmt: skip
+    return call._replace(extras={name: x for name, x in extras.items() if x is not None})
 
 
 def attention(
@@ -160,7 +172,7 @@ def attention(
         ``[b, s_q, h_q, d_v]`` in the layout and type of q. Rows that see no key are 0.
     lse : array, if `return_lse`
         float32 ``[b, h_q, s_q]``, varlen ``[h_q, total_q]``: natural logarithm of the denominator,
-        -inf for rows that see no key (float64 for float64 torch tensors).
+        -inf for rows that see no key (float64 for float64 arrays).
 
     Raises
     ------
@@ -310,7 +322,8 @@ def plan(
     inputs, q_shape, code, d_v, extras = arrays.plan_operands(q, k, v, call)
     shape = _problem.swap(q_shape) if call.heads_first else q_shape
     o = _problem.contiguous(code, (*shape[:-1], d_v))
-    lse = _problem.contiguous(_abi.F32, _problem.lse_shape(call, q_shape))
+    lse_code = _abi.F64 if code == _abi.F64 else _abi.F32
+    lse = _problem.contiguous(lse_code, _problem.lse_shape(call, q_shape))
     if backward:
         gradients = (o, _abi.ABSENT, *inputs)
         tensors = _abi.HEAD + b"".join([*inputs, o, lse, *gradients]) + extras

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import typing
 
@@ -11,92 +12,110 @@ from . import _abi, _problem
 
 FLOATS = {"float32": _abi.F32, "bfloat16": _abi.BF16, "float16": _abi.F16, "float64": _abi.F64}
 TYPES = {
-    "q": FLOATS, "k": FLOATS, "v": FLOATS, "bias": FLOATS,
+    "q": FLOATS, "k": FLOATS, "v": FLOATS, "o": FLOATS, "lse": FLOATS, "bias": FLOATS,
     "alibi_slopes": {"float32": _abi.F32}, "sinks": {"float32": _abi.F32},
     "cu_seqlens_q": {"int32": _abi.I32}, "cu_seqlens_k": {"int32": _abi.I32},
     "key_lengths": {"int32": _abi.I32}, "visible": {"bool": _abi.U8, "uint8": _abi.U8},
 }  # fmt: skip
-_codes: dict[tuple[str, np.dtype], int] = {}  # of types seen: a dtype takes long to say its name
 
 
-def _code(name: str, dtype: np.dtype) -> int:
-    code = _codes.get((name, dtype))
-    if code is None:
-        code = TYPES[name].get(dtype.name)
-        if code is None or not dtype.isnative:
-            wanted = " or ".join(TYPES[name])
-            shown = _abi.ARGUMENTS.get(name, name)
-            raise TypeError(f"{shown}: has type {dtype.str} ({dtype.name}), must be {wanted}")
-        _codes[name, dtype] = code
-    return code
+class _Interface(ctypes.Structure):
+    """PyArrayInterface of numpy's array interface protocol, as far as it is needed."""
+
+    _fields_ = [
+        ("numbers", ctypes.c_int * 5),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+    ]
+
+
+# __array_interface__ builds a dictionary with texts: half a microsecond more per array.
+_interface = ctypes.PYFUNCTYPE(ctypes.POINTER(_Interface), ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
+
+
+def _elements(name: str, strides: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """Strides in elements, from bytes."""
+    if any(stride % size for stride in strides):
+        raise ValueError(f"{name}: has strides {strides}, must be multiples of {size} bytes")
+    return tuple(stride // size for stride in strides)
 
 
 @functools.lru_cache(maxsize=1024)
-def _elements(strides: tuple[int, ...], size: int) -> tuple[int, ...] | None:
-    """Strides in elements, from bytes; None if they are no multiples."""
-    return None if any(x % size for x in strides) else tuple(x // size for x in strides)
-
-
-def _described(name: str, array: typing.Any) -> tuple[int, int, tuple, tuple]:
-    """Address, type, shape and strides in elements."""
+def _layout(
+    name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype, rank: int,
+    heads_first: bool,
+) -> bytes:  # fmt: skip
+    """What follows the address in an abacist_tensor; rank 0: any, with padding for bias and mask."""
     shown = _abi.ARGUMENTS.get(name, name)
-    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{shown}: is a {type(array).__name__}, must be a numpy array as q is")
-    code = _code(name, array.dtype)
-    if array.ndim > _abi.MAX_RANK:
-        raise ValueError(f"{shown}: has {array.ndim} axes, must have at most {_abi.MAX_RANK}")
-    stride = _elements(array.strides, array.itemsize)
-    if stride is None:
-        size = array.itemsize
-        raise ValueError(f"{shown}: has strides {array.strides}, must be multiples of {size} bytes")
-    return array.__array_interface__["data"][0], code, array.shape, stride
-
-
-def _operand(name: str, array: typing.Any, call: _problem.Call) -> bytes:
-    pointer, code, shape, stride = _described(name, array)
-    _problem.check_rank(name, shape, call)
-    if call.heads_first:
+    code = TYPES[name].get(dtype.name)
+    if code is None or not dtype.isnative:
+        wanted = " or ".join(TYPES[name])
+        raise TypeError(f"{shown}: has type {dtype.str} ({dtype.name}), must be {wanted}")
+    if len(shape) > _abi.MAX_RANK:
+        raise ValueError(f"{shown}: has {len(shape)} axes, must have at most {_abi.MAX_RANK}")
+    stride = _elements(shown, strides, dtype.itemsize)
+    if rank:
+        _problem.check_rank(name, shape, rank, heads_first)
+    if heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)
-    return _abi.tensor(pointer, code, shape, stride)
+    if name in ("bias", "visible"):
+        shape, stride = _problem.padded(shown, shape, stride)
+    return _abi.tensor(0, code, shape, stride)[8:]
+
+
+def _check(name: str, array: typing.Any) -> None:
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        shown = _abi.ARGUMENTS.get(name, name)
+        raise TypeError(f"{shown}: is a {type(array).__name__}, must be a numpy array as q is")
+
+
+def _operand(name: str, array: typing.Any, rank: int = 0, heads_first: bool = False) -> bytes:
+    """An abacist_tensor."""
+    if type(array) is not np.ndarray:
+        _check(name, array)
+    address = _interface(array.__array_struct__, None).contents.data or 0
+    layout = _layout(name, array.shape, array.strides, array.dtype, rank, heads_first)
+    return address.to_bytes(8, "little") + layout
 
 
 def _extras(call: _problem.Call) -> bytes:
-    packed = {}
-    for name, array in call.extras.items():
-        pointer, code, shape, stride = _described(name, array)
-        if name in ("bias", "visible"):
-            shape, stride = _problem.padded(_abi.ARGUMENTS.get(name, name), shape, stride)
-        packed[name] = _abi.tensor(pointer, code, shape, stride)
-    return _abi.extras(packed)
+    if not call.extras:
+        return _abi.NO_EXTRAS
+    return _abi.extras({name: _operand(name, array) for name, array in call.extras.items()})
+
+
+def _inputs(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) -> bytes:
+    rank, heads_first = call.rank, call.heads_first
+    return (
+        _operand("q", q, rank, heads_first)
+        + _operand("k", k, rank, heads_first)
+        + _operand("v", v, rank, heads_first)
+    )
 
 
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, call: _problem.Call, return_lse: bool
 ) -> typing.Any:
-    inputs = _operand("q", q, call) + _operand("k", k, call) + _operand("v", v, call)
-    o = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    packed_o = _operand("q", o, call)
-    lse, packed_lse = None, _abi.ABSENT
-    if return_lse:
-        lse = np.empty(_problem.lse_shape(call, q.shape), np.float32)
-        packed_lse = _abi.tensor(
-            lse.__array_interface__["data"][0],
-            _abi.F32,
-            lse.shape,
-            tuple(stride // 4 for stride in lse.strides),
-        )
+    inputs = _inputs(q, k, v, call)
     # Rows of a varlen buffer past cu_seqlens_q[-1] belong to no sequence: the library leaves them.
-    if call.varlen:
-        o[...] = 0
-        if lse is not None:
+    new = np.zeros if call.varlen else np.empty
+    o, lse, packed_lse = new((*q.shape[:-1], v.shape[-1]), q.dtype), None, _abi.ABSENT
+    if return_lse:
+        kind = np.float64 if q.dtype == np.float64 else np.float32
+        lse = np.empty(_problem.lse_shape(call, q.shape), kind)
+        if call.varlen:
             lse[...] = -np.inf
-    tensors = (
-        _abi.HEAD + inputs + packed_o + packed_lse + _abi.NO_GRADIENTS + _extras(call)
-    )
+        packed_lse = _operand("lse", lse)
+    outputs = _operand("o", o, call.rank, call.heads_first) + packed_lse
+    tensors = _abi.HEAD + inputs + outputs + _abi.NO_GRADIENTS + _extras(call)
     status = _abi.forward(tensors, call.options, call.plan_options, None)
     if status:
         raise _abi.error(status)
-    return (o, lse) if return_lse else o
+    return o if lse is None else (o, lse)
 
 
 def compiling() -> bool:
@@ -110,5 +129,7 @@ def random_seed() -> int:
 
 def plan_operands(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) -> tuple:
     """q, k and v as bytes, the shape and type code of q, d_v, and the extras."""
-    inputs = tuple(_operand(*pair, call) for pair in (("q", q), ("k", k), ("v", v)))
+    inputs = tuple(
+        _operand(*pair, call.rank, call.heads_first) for pair in (("q", q), ("k", k), ("v", v))
+    )
     return inputs, q.shape, FLOATS[q.dtype.name], v.shape[-1], _extras(call)

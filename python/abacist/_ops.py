@@ -94,8 +94,7 @@ def attention(q, k, v, return_lse: bool, heads_first: bool, **given: typing.Any)
     """What attention() is while torch.compile traces it."""
     if given["dropout_p"] and given["seed"] is None:
         raise NotImplementedError("seed: must be given for dropout under torch.compile")
-    if given["deterministic"] not in (True, False):
-        raise TypeError(f"deterministic: is {given['deterministic']!r}, must be True or False")
+    _abi.flag("deterministic", given["deterministic"])
     varlen = _problem.check_seqlens(*(given[name] for name in (
         "cu_seqlens_q", "cu_seqlens_k", "max_s_q", "max_s_k")))  # fmt: skip
     window, seed = given["window"], given["seed"] or 0

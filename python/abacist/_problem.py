@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from . import _abi
 
+
 class Call(typing.NamedTuple):
     """One call of attention() but for q, k and v."""
 
@@ -16,11 +17,6 @@ class Call(typing.NamedTuple):
     varlen: bool
     rank: int  # of q, k and v
     extras: dict[str, typing.Any]  # arrays by their name in the C API
-
-    def letters(self, head: str = "h", length: str = "s") -> str:
-        if self.varlen:
-            return f"[{head}, total, d]" if self.heads_first else f"[total, {head}, d]"
-        return f"[b, {head}, {length}, d]" if self.heads_first else f"[b, {length}, {head}, d]"
 
 
 def swap(axes: Sequence[int]) -> tuple[int, ...]:
@@ -32,16 +28,19 @@ def swap(axes: Sequence[int]) -> tuple[int, ...]:
 
 def lse_shape(call: Call, q_shape: Sequence[int]) -> tuple[int, ...]:
     """[b, h_q, s_q] or [h_q, total_q], whatever the layout of q."""
-    shape = q_shape if call.heads_first else swap(q_shape)
-    return tuple(shape[:-1])
+    if call.heads_first:
+        return tuple(q_shape[:-1])
+    if len(q_shape) == 4:
+        return (q_shape[0], q_shape[2], q_shape[1])
+    return (q_shape[1], q_shape[0])
 
 
-def check_rank(name: str, shape: Sequence[int], call: Call) -> None:
-    if len(shape) != call.rank:
-        raise ValueError(
-            f"{name}: has {len(shape)} axes, must be {call.letters()}"
-            + (" (cu_seqlens_q is given)" if call.varlen else "")
-        )
+def check_rank(name: str, shape: Sequence[int], rank: int, heads_first: bool) -> None:
+    if len(shape) != rank:
+        letters = ["h", "total" if rank == 3 else "s"][:: 1 if heads_first else -1]
+        wanted = ", ".join([*(["b"] if rank == 4 else []), *letters, "d"])
+        given = " (cu_seqlens_q is given)" if rank == 3 else ""
+        raise ValueError(f"{name}: has {len(shape)} axes, must be [{wanted}]{given}")
 
 
 def check_seqlens(

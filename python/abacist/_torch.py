@@ -24,15 +24,13 @@ TYPES = {
     "key_lengths": I32_ONLY, "bias": FLOATS, "visible": {torch.bool: _abi.U8, torch.uint8: _abi.U8},
 }  # fmt: skip
 DIFFERENTIABLE = ("bias", "sinks")
+PACK, STRIDED, CONTIGUOUS = _abi.PACK, torch.strided, torch.contiguous_format
 
 
-def _address(name: str, x: torch.Tensor) -> int:
-    try:
-        return x.data_ptr()
-    except RuntimeError as reason:
-        raise NotImplementedError(
-            f"{name}: has no memory of its own (vmap and other transforms are not supported)"
-        ) from reason
+def _no_memory(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{name}: has no memory of its own (vmap and other transforms are not supported)"
+    )
 
 
 def _check(name: str, x: typing.Any, types: dict, meta: bool = False) -> int:
@@ -54,25 +52,28 @@ def _check(name: str, x: typing.Any, types: dict, meta: bool = False) -> int:
 
 
 def _operand(name: str, x: torch.Tensor, call: _problem.Call) -> bytes:
-    # The quick way first: these few attributes are most of what a small call costs.
+    # These few attributes are most of what a small call costs: the quick way first.
     code = FLOATS.get(x.dtype)
-    if code is None or not x.is_cpu or x.layout is not torch.strided or x.is_neg():
+    if code is None or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
         code = _check(name, x, FLOATS)
-    shape, stride = x.shape, x.stride()
-    if len(shape) != call.rank:
-        _problem.check_rank(name, shape, call)
+    shape, stride, rank = x.shape, x.stride(), call.rank
+    if len(shape) != rank:
+        _problem.check_rank(name, shape, rank, call.heads_first)
     if call.heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)
-    return _abi.tensor(_address(name, x), code, shape, stride)
+    try:
+        return PACK[rank](x.data_ptr(), code, rank, 0, 0, *shape, *stride)
+    except RuntimeError as reason:
+        raise _no_memory(name) from reason
 
 
 def _new_output(q: torch.Tensor, v: torch.Tensor, call: _problem.Call) -> torch.Tensor:
     # Rows of a varlen buffer past cu_seqlens_q[-1] belong to no sequence: the library leaves them.
-    d_v = v.shape[-1]
+    d_v = v.size(-1)
     if call.varlen:
         return q.new_zeros((*q.shape[:-1], d_v))
-    if d_v == q.shape[-1]:
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    if d_v == q.size(-1):
+        return torch.empty_like(q, memory_format=CONTIGUOUS)
     return q.new_empty((*q.shape[:-1], d_v))
 
 
@@ -90,7 +91,10 @@ def _extras(extras: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor],
         shape, stride = x.shape, x.stride()
         if name in ("bias", "visible"):
             shape, stride = _problem.padded(shown, shape, stride)
-        packed[name] = _abi.tensor(_address(shown, x), code, shape, stride)
+        try:
+            packed[name] = _abi.tensor(x.data_ptr(), code, shape, stride)
+        except RuntimeError as reason:
+            raise _no_memory(shown) from reason
     for name, x in gradients.items():
         shape, stride = x.shape, x.stride()
         if name == "d_bias":
@@ -110,6 +114,7 @@ def _lse_type(q: torch.Tensor) -> torch.dtype:
 def _forward(q, k, v, call: _problem.Call, with_lse: bool) -> tuple:
     inputs = _inputs(q, k, v, call)
     o = _new_output(q, v, call)
+    packed_o = _operand("o", o, call) if call.heads_first else _plain(o)
     lse, packed_lse = None, _abi.ABSENT
     if with_lse:
         lse = q.new_empty(_problem.lse_shape(call, q.shape), dtype=_lse_type(q))
@@ -117,7 +122,7 @@ def _forward(q, k, v, call: _problem.Call, with_lse: bool) -> tuple:
             lse.fill_(-torch.inf)
         packed_lse = _plain(lse)
     extras = _extras(call.extras, {})
-    tensors = _abi.HEAD + inputs + _operand("o", o, call) + packed_lse + _abi.NO_GRADIENTS + extras
+    tensors = b"".join((_abi.HEAD, inputs, packed_o, packed_lse, _abi.NO_GRADIENTS, extras))
     status = _abi.forward(tensors, call.options, call.plan_options, None)
     if status:
         raise _abi.error(status)
@@ -242,7 +247,7 @@ def random_seed() -> int:
 
 def _meta_operand(name: str, x: torch.Tensor, call: _problem.Call) -> bytes:
     code = _check(name, x, FLOATS, meta=True)
-    _problem.check_rank(name, x.shape, call)
+    _problem.check_rank(name, x.shape, call.rank, call.heads_first)
     shape, stride = x.shape, x.stride()
     if call.heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)

@@ -136,6 +136,10 @@ def test_plan_takes_meta_tensors():
     (dict(alibi_slopes=torch.ones(2, requires_grad=True)), NotImplementedError, "alibi_slopes: "),
     (dict(cu_seqlens_q=torch.tensor([0, 4])), ValueError, "cu_seqlens_k: is missing"),
     (dict(key_lengths=torch.tensor([4])), TypeError, "key_lengths: has type torch.int64"),
+    # A tensor of one element could change after the call that packed the options.
+    (dict(scale=torch.tensor(0.5)), TypeError, "scale: is tensor"),
+    (dict(causal=torch.tensor(True)), TypeError, "causal: is tensor"),
+    (dict(window=(torch.tensor(1), None)), TypeError, "window: left is tensor"),
 ])  # fmt: skip
 def test_errors_name_the_argument(change, kind, text):
     arguments = dict(zip("qkv", tensors(12, 1, 4, 4, 2, 2, 8, 8)))
