@@ -16,8 +16,8 @@
  *
  * - **Status.** A function that can fail returns an abacist_status: ABACIST_OK, or what kind of
  *   thing went wrong; abacist_last_error() then says which argument, what it was and what it must
- *   be. Nothing is written after an error of an argument. No exception leaves the library, and it
- *   never prints or ends the program.
+ *   be. Nothing is written after an error of an argument (page ids in a block table are data: see
+ *   abacist_forward). No exception leaves the library, and it never prints or ends the program.
  * - **Structs.** Each begins with `struct_size`, which must be its `sizeof`. Every other field that
  *   is zero has its default, so a struct that is zeroed but for its size is one of defaults. Later
  *   versions append fields: a library takes older, shorter structs, and newer, longer ones as long
@@ -144,7 +144,8 @@ typedef struct abacist_tensors {
                                     j % page_size of page block_table[n, j / page_size];
                                     key_lengths is required. Pages that no query sees are not read.
                                     Keys of a page outside [0, pages) are skipped and
-                                    abacist_plan_device_status tells, on the host, too. */
+                                    abacist_plan_device_status tells, on the host, too; there
+                                    abacist_forward returns what it tells. */
 } abacist_tensors;
 
 /** The pointers alone, for a run of a plan that knows the rest. NULL where the plan has no such
@@ -300,7 +301,11 @@ ABACIST_API const char* abacist_last_error_message(void) ABACIST_NOEXCEPT;
 /* ---- One-line calls ----------------------------------------------------------------------- */
 
 /** O = softmax(scale Q K^T + mask) V, and LSE if it is present: planned and run.
- *  Reads `tensors->struct_size` and the operands; the other arguments may be NULL. */
+ *  Reads `tensors->struct_size` and the operands; the other arguments may be NULL.
+ *  Page ids in a block table are data: keys of a page outside the pool are skipped, O and LSE are
+ *  written, and on the host the call then returns ABACIST_INVALID_ARGUMENT for `block_table`, as
+ *  abacist_plan_device_status does. On a GPU it returns once the run is enqueued and cannot tell:
+ *  where that matters, keep a plan and its workspace, and ask abacist_plan_device_status. */
 ABACIST_API abacist_status abacist_forward(const abacist_tensors* tensors,
                                            const abacist_options* options,
                                            const abacist_plan_options* plan_options,
@@ -378,11 +383,11 @@ ABACIST_API abacist_status
 abacist_plan_run_pointers(const abacist_plan* plan, const abacist_pointers* pointers,
                           const abacist_run_options* options) ABACIST_NOEXCEPT;
 
-/** What the last run with this workspace found in operands that only the device reads (varlen:
- *  cu_seqlens). Waits for the stream, then reads the status word: ABACIST_OK, or
- *  ABACIST_INVALID_ARGUMENT for the operand that broke its rules. Such data never makes a run touch
- *  memory outside its operands; the rows of a sequence whose lengths break the rules are
- *  unspecified. Plans without such operands are always fine and do not wait. */
+/** What the last run with this workspace found in operands that only the device reads (cu_seqlens,
+ *  key_lengths) and, on the host, too, in a block table. Waits for the stream, then reads the
+ *  status word: ABACIST_OK, or ABACIST_INVALID_ARGUMENT for the operand that broke its rules. Such
+ *  data never makes a run touch memory outside its operands; the rows of a sequence whose lengths
+ *  break the rules are unspecified. Plans without such operands are always fine and do not wait. */
 ABACIST_API abacist_status abacist_plan_device_status(
     const abacist_plan* plan, const abacist_run_options* options) ABACIST_NOEXCEPT;
 
@@ -390,8 +395,9 @@ ABACIST_API abacist_status abacist_plan_device_status(
 
 /** Writes k, rotated if `rotary` is not NULL, and v behind the keys that each sequence has: row r
  * of sequence n becomes key lengths[n] + r, which is its position, too. The caller raises the
- * lengths afterwards. On the host. A cache without room, a page id outside the pool or a position
- * past the tables is an error, and then nothing has been written. */
+ * lengths afterwards. On the host. A cache without room, a page id outside the pool, a position
+ * past the tables or a block table that sends two new keys to the same row of the same page is an
+ * error, and then nothing has been written. */
 ABACIST_API abacist_status abacist_append(const abacist_append_tensors* tensors,
                                           const abacist_rotary* rotary) ABACIST_NOEXCEPT;
 

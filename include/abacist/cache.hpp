@@ -34,9 +34,10 @@ struct AppendTensors {
 };
 
 /// Writes k, rotated, and v behind the keys that each sequence has. The caller raises the lengths
-/// (by s_new) for the next forward pass. A cache without room, a page id outside the pool or a
-/// position past the rotary tables is an error, and then nothing has been written. Two sequences
-/// must not share a page that is written to.
+/// (by s_new) for the next forward pass. A cache without room, a page id outside the pool, a
+/// position past the rotary tables or a block table that sends two new keys to the same row of the
+/// same page is an error, and then nothing has been written. (Pages that are read alone may be
+/// shared, and so may a page that several sequences fill at different rows.)
 ///
 ///     Status s = append({.k = k, .v = v, .k_cache = kc, .v_cache = vc, .lengths = lengths},
 ///                       {.cos = cos, .sin = sin, .style = RotaryStyle::half_split});

@@ -132,6 +132,8 @@ class ABACIST_API Plan {
   friend ABACIST_API Status backward(const BackwardTensors&, const Options&, const PlanOptions&,
                                      const RunOptions&);
   template <class Tensors>
+  Status run_reporting(const Tensors& tensors, const RunOptions& options) const;
+  template <class Tensors>
   Status run_allocating(const Tensors& tensors, const RunOptions& options) const;
   std::shared_ptr<const State> state_;
 };

@@ -126,7 +126,8 @@ struct ForwardTensors {
   /// i32 [b, max_pages], contiguous rows; key_lengths is required, s_k = max_pages * page_size
   /// bounds it. q is dense, or varlen with cu_seqlens_q alone. Entries of pages that no query of
   /// the sequence sees a key of are never read. Keys of a page whose id is outside [0, pages) are
-  /// skipped, as if hidden, and Plan::device_status tells, for tensors on the host, too.
+  /// skipped, as if hidden, and Plan::device_status tells, for tensors on the host, too; on the
+  /// host the one-line forward() returns what it tells.
   ConstTensor block_table{};
 };
 

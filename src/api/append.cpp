@@ -1,5 +1,6 @@
 // Appending to caches and rotary embedding: checks, then rows in parallel.
 #include <algorithm>
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -117,6 +118,18 @@ void move_head(const ConstTensor& from, std::int64_t from_at, const Tensor& to, 
   }
 }
 
+/// Rows [first, last) of a page, which take new keys by entry [n, entry] of the block table. In the
+/// order of pages and rows, neighbours overlap if any two do.
+struct Filling {
+  std::int64_t page, first, last, n, entry;
+
+  auto operator<=>(const Filling&) const = default;
+};
+
+std::string entry_text(std::int64_t n, std::int64_t entry) {
+  return "[" + std::to_string(n) + ", " + std::to_string(entry) + "]";
+}
+
 class Append {
  public:
   Append(const AppendTensors& t, const Rotary& rotary) : t_(t), rotary_(rotary) {}
@@ -215,16 +228,36 @@ class Append {
         return s;
       }
     }
-    for (std::int64_t n = 0; paged && n < t_.k.shape[0]; ++n) {
-      for (std::int64_t row = 0; row < count; ++row) {
-        const std::int64_t page = (integer(t_.lengths, n) + row) / t_.k_cache.shape[1];
-        const std::int64_t id = page_id(n, page);
-        if (id >= 0 && id < t_.k_cache.shape[0]) continue;
-        return invalid("block_table",
-                       "[" + std::to_string(n) + ", " + std::to_string(page) + "] is " +
-                           std::to_string(id) +
-                           ", must be in [0, pages = " + std::to_string(t_.k_cache.shape[0]) + ")");
+    return paged && count > 0 ? check_pages(count) : Status{};
+  }
+
+  /// The pages that take new keys are there, and no row of one takes two.
+  Status check_pages(std::int64_t count) const {
+    const std::int64_t size = t_.k_cache.shape[1];
+    std::vector<Filling> fillings;
+    for (std::int64_t n = 0; n < t_.k.shape[0]; ++n) {
+      const std::int64_t first = integer(t_.lengths, n);
+      for (std::int64_t entry = first / size; entry * size < first + count; ++entry) {
+        const std::int64_t page = page_id(n, entry);
+        if (page < 0 || page >= t_.k_cache.shape[0]) {
+          return invalid("block_table", entry_text(n, entry) + " is " + std::to_string(page) +
+                                            ", must be in [0, pages = " +
+                                            std::to_string(t_.k_cache.shape[0]) + ")");
+        }
+        const std::int64_t start = entry * size;
+        fillings.push_back({page, std::max(first - start, std::int64_t{0}),
+                            std::min(first + count - start, size), n, entry});
       }
+    }
+    std::sort(fillings.begin(), fillings.end());
+    for (std::size_t i = 1; i < fillings.size(); ++i) {
+      const Filling& a = fillings[i - 1];
+      const Filling& b = fillings[i];
+      if (a.page != b.page || b.first >= a.last) continue;
+      return invalid("block_table", entry_text(a.n, a.entry) + " and " + entry_text(b.n, b.entry) +
+                                        " are both " + std::to_string(a.page) +
+                                        ", must differ: new keys of both would go to row " +
+                                        std::to_string(b.first) + " of that page");
     }
     return {};
   }

@@ -130,16 +130,25 @@ Status Plan::device_status(const RunOptions& options) const try {
   return api::caught();
 }
 
+/// A run, and what it found in data that is checked on the way; on a GPU, where that would mean
+/// to wait, the run alone.
+template <class Tensors>
+Status Plan::run_reporting(const Tensors& tensors, const RunOptions& options) const {
+  const Status ran = run(tensors, options);
+  const bool host = problem().operands.q.device.type == DeviceType::cpu;
+  return ran && host ? device_status(options) : ran;
+}
+
 template <class Tensors>
 Status Plan::run_allocating(const Tensors& tensors, const RunOptions& options) const try {
   const std::size_t bytes = info().workspace_bytes;
-  if (bytes == 0 || options.workspace.data != nullptr) return run(tensors, options);
+  if (bytes == 0 || options.workspace.data != nullptr) return run_reporting(tensors, options);
   const core::Memory& memory = state_->implementation->memory;
   const auto allocated = memory.allocate(bytes, state_->resolved, options);
   if (!allocated) return allocated.error();
   RunOptions with_workspace = options;
   with_workspace.workspace = {allocated.value(), bytes};
-  const Status ran = run(tensors, with_workspace);
+  const Status ran = run_reporting(tensors, with_workspace);
   const Status released = memory.release(allocated.value(), state_->resolved, options);
   return ran ? released : ran;
 } catch (...) {  // from allocate or release; run() lets nothing out

@@ -65,6 +65,26 @@ static void a_paged_cache_gives_what_a_dense_one_gives(void) {
   abacist_plan_destroy(plan);
 }
 
+static void pages_outside_the_pool_are_told(void) {
+  make_problem(&p);
+  const abacist_append_tensors a = appending(0, 5);
+  abacist_tensors paged = p.forward;
+  paged.k = a.k_cache;
+  paged.v = a.v_cache;
+  paged.block_table = a.block_table;
+  paged.key_lengths = a.lengths;
+  memset(k_pool, 0, sizeof k_pool);
+  memset(v_pool, 0, sizeof v_pool);
+  lengths[0] = lengths[1] = SK;
+  EXPECT_OK(abacist_forward(&paged, NULL, NULL, NULL));
+  table[1] = PAGES;
+  p.o[0] = 5.0f;
+  EXPECT_ERROR(abacist_forward(&paged, NULL, NULL, NULL), ABACIST_INVALID_ARGUMENT, "block_table",
+               "page ids outside [0, pages = 8)");
+  EXPECT(p.o[0] == 0.0f); /* written all the same */
+  table[1] = 0;
+}
+
 static void rotations_depend_on_the_distance_alone(void) {
   make_problem(&p);
   float cosines[16 * DQ / 2], sines[16 * DQ / 2], q[B * SQ * HQ * DQ], k[B * SQ * HQ * DQ];
@@ -109,6 +129,8 @@ static void errors_of_caches(void) {
   lengths[0] = lengths[1] = 0;
   table[3] = PAGES;
   EXPECT_ERROR(abacist_append(&a, NULL), invalid, "block_table", "");
+  table[3] = table[0];
+  EXPECT_ERROR(abacist_append(&a, NULL), invalid, "block_table", "[0, 0] and [1, 0] are both 5");
   table[3] = 2;
   for (size_t i = 0; i < sizeof k_pool / sizeof *k_pool; ++i) EXPECT(k_pool[i] == 0.0f);
   a.k.dtype = 44;
@@ -134,6 +156,7 @@ static void errors_of_caches(void) {
 
 const check kCacheChecks[] = {
     {"a paged cache gives what a dense one gives", a_paged_cache_gives_what_a_dense_one_gives},
+    {"pages outside the pool are told", pages_outside_the_pool_are_told},
     {"rotations depend on the distance alone", rotations_depend_on_the_distance_alone},
     {"errors of caches", errors_of_caches},
     {NULL, NULL}};

@@ -92,6 +92,32 @@ TEST(Edge, Row31_InvalidPagesAreSkippedAndReported) {
   }
 }
 
+// The one-line call said ok, and its workspace, which knew better, was gone.
+TEST(Edge, Row31_OneLineCallsReturnWhatTheRunFound) {
+  Instance x(paged_case(16));
+  for (const Backend backend : {Backend::cpu, Backend::reference}) {
+    Results good = x.make_results(DType::f32);
+    EXPECT_TRUE(forward(x.tensors(good), x.c.options, {.backend = backend}).ok());
+    x.block_table.set({1, 0}, 1000.0);  // all that sequence 1 has
+    Results r = x.make_results(DType::f32);
+    std::vector<std::byte> memory(std::size_t{1} << 24);
+    void* data = memory.data();
+    std::size_t space = memory.size();
+    std::align(kWorkspaceAlignment, 1, data, space);
+    for (const Workspace& workspace : {Workspace{}, Workspace{data, space}}) {
+      const Status status =
+          forward(x.tensors(r), x.c.options, {.backend = backend}, {.workspace = workspace});
+      ASSERT_FALSE(status.ok());
+      EXPECT_EQ(status.error().code, ErrorCode::invalid_argument);
+      EXPECT_EQ(status.error().argument, "block_table");
+      EXPECT_NE(status.error().message.find("[0, pages = "), std::string::npos);
+      EXPECT_EQ(r.o.at({0, 4, 3, 2}), good.o.at({0, 4, 3, 2}));  // written all the same
+      EXPECT_EQ(r.lse.at({1, 2, 3}), -kInfinity);
+    }
+    x.block_table.set({1, 0}, 0.0);
+  }
+}
+
 TEST(Edge, Row31_ValidPagesAreNoFault) {
   const Instance x(paged_case(16));
   for (const Backend backend : {Backend::cpu, Backend::reference}) {

@@ -210,6 +210,49 @@ TEST(Append, InvalidArgumentsAreRefusedBeforeAnythingIsWritten) {
   expect_refused(step, step.tensors(), {}, "block_table", "[0, 1] is 6, must be in [0, pages = 6)");
 }
 
+// Two threads wrote the same row of a page.
+TEST(Append, NewKeysOfTwoSequencesInOneRowAreRefused) {
+  Step step(DType::f32, true);
+  const auto refused = [&](std::initializer_list<double> lengths,
+                           std::initializer_list<double> table, const char* says) {
+    step.lengths.fill(lengths);
+    step.table.fill(table);
+    expect_refused(step, step.tensors(), {}, "block_table", says);
+  };
+  // Rows 1 to 3 of page 1, and 3 of it with two of the next.
+  refused({5.0, 7.0}, {4.0, 1.0, 3.0, 0.0, 1.0, 5.0},
+          "[0, 1] and [1, 1] are both 1, must differ: new keys of both would go to row 3");
+  refused({0.0, 8.0}, {2.0, 1.0, 3.0, 0.0, 1.0, 2.0},
+          "[0, 0] and [1, 2] are both 2, must differ: new keys of both would go to row 0");
+  // Of one sequence, with itself: keys 2 to 8 in pages of 4.
+  AppendTensors t = step.tensors();
+  Buffer k(DType::f32, {1, 7, kHeads, kDqk});
+  Buffer v(DType::f32, {1, 7, kHeads, kDv});
+  step.lengths.fill({2.0, 0.0});
+  step.table.fill({4.0, 1.0, 4.0, 0.0, 2.0, 5.0});
+  t.k = k.in();
+  t.v = v.in();
+  t.lengths.shape[0] = t.block_table.shape[0] = 1;
+  EXPECT_TRUE(append(t).ok());  // rows 2 and 3 of page 4, and row 0 of it
+  step.table.fill({4.0, 4.0, 1.0, 0.0, 2.0, 5.0});
+  step.k_cache.freeze();
+  step.v_cache.freeze();
+  expect_refused(step, t, {}, "block_table",
+                 "[0, 1] and [0, 0] are both 4, must differ: new keys of both would go to row 2");
+}
+
+TEST(Append, APageMayBeSharedByRowsThatDiffer) {
+  Step step(DType::f32, true);
+  step.k.fill([i = 0]() mutable { return static_cast<double>(++i); });
+  step.lengths.fill({4.0, 7.0});
+  step.table.fill({4.0, 1.0, 3.0, 4.0, 1.0, 5.0});  // rows 0 to 2 of page 1, and row 3 of it
+  const Status status = append(step.tensors());
+  ASSERT_TRUE(status.ok()) << to_string(status.error());
+  EXPECT_EQ(step.k_cache.at({1, 2, 0, 0}), step.k.at({0, 2, 0, 0}));
+  EXPECT_EQ(step.k_cache.at({1, 3, 0, 0}), step.k.at({1, 0, 0, 0}));
+  EXPECT_EQ(step.k_cache.at({5, 1, 0, 0}), step.k.at({1, 2, 0, 0}));
+}
+
 // 2^40 pages of 2^40 keys overflowed 64 bits (UBSan).
 TEST(Append, RoomPastSixtyThreeBits) {
   AppendTensors t;
