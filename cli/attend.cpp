@@ -8,6 +8,7 @@
 
 #include "abacist/attention.hpp"
 #include "commands.hpp"
+#include "features.hpp"
 #include "io/npy.hpp"
 #include "io/pending_file.hpp"
 #include "io/safetensors.hpp"
@@ -126,7 +127,7 @@ Inputs make_inputs(const AttendArguments& a) {
     throw UserError("--out is missing (or --discard, to write nothing)");
   }
   Inputs inputs = a.random ? random_inputs(a.sizes) : load_inputs(a.files);
-  add_slopes(inputs, a.score.alibi);
+  add_features(inputs, a.score, a.sizes.seed);
   return inputs;
 }
 
@@ -164,12 +165,7 @@ void attend(const AttendArguments& a) {
   const DType o_dtype = a.out_dtype.empty() ? inputs.q.spec.dtype : parse_dtype(a.out_dtype);
   Operand o = make_o(inputs, o_dtype);
   Operand lse = wants_lse(a) ? make_lse(inputs) : Operand{};
-  const ForwardTensors tensors{.q = inputs.q.in(),
-                               .k = inputs.k.in(),
-                               .v = inputs.v.in(),
-                               .o = o.out(),
-                               .lse = lse.out(),
-                               .alibi_slopes = inputs.slopes.in()};
+  const ForwardTensors tensors = inputs.forward(o.out(), lse.out());
   const Runner runner(make_problem(tensors, a.score.options()), a.run.place());
   Outputs outputs;
   if (!a.out.empty()) outputs.add(a.out, "o", o);

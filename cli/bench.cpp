@@ -21,7 +21,8 @@ namespace abacist::cli {
 namespace {
 
 struct BenchArguments {
-  std::vector<std::string> passes{"forward"}, dtypes{"f32"}, masks{"full", "causal"};
+  std::vector<std::string> passes{"forward"}, dtypes{"f32"}, masks{"full", "causal"},
+      features{"plain"};
   std::vector<std::int64_t> lengths{1024, 4096}, dims{64, 128};
   std::int64_t b = 1, h_q = 8, h_k = -1, s_k = -1, d_v = -1;
   std::uint64_t seed = 0;
@@ -65,9 +66,11 @@ std::vector<BenchProblem> all_problems(const BenchArguments& a) {
                                 .d_qk = d,
                                 .d_v = a.d_v};
             sizes = sizes.resolved();
-            problems.push_back({parse_pass(pass), parse_dtype(dtype), sizes.b, sizes.s_q, sizes.s_k,
-                                sizes.h_q, sizes.h_k, sizes.d_qk, sizes.d_v, parse_mask(mask),
-                                a.run.place()});
+            for (const std::string& feature : a.features) {
+              problems.push_back({parse_pass(pass), parse_dtype(dtype), sizes.b, sizes.s_q,
+                                  sizes.s_k, sizes.h_q, sizes.h_k, sizes.d_qk, sizes.d_v,
+                                  parse_mask(mask), feature, a.run.place()});
+            }
           }
         }
       }
@@ -108,6 +111,7 @@ void print_json(const Cell& cell, double peak) {
                                  {"d_qk", p.d_qk},
                                  {"d_v", p.d_v},
                                  {"causal", p.causal},
+                                 {"feature", p.feature},
                                  {"kernel", info.kernel},
                                  {"threads", info.threads},
                                  {"median_seconds", cell.median()},
@@ -122,12 +126,13 @@ void print_row(const Cell& cell, double peak) {
   const BenchProblem& p = cell.bench->problem();
   const double flops = static_cast<double>(cell.bench->info().flops.value);
   const auto gflops = [flops](double seconds) { return flops / seconds * 1e-9; };
-  fmt::print("{:<9}{:<5}{:<7}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9.1f} {:>9.1f} {:>7}\n",
-             p.pass == Pass::forward ? "forward" : "backward", to_string(p.dtype),
-             p.causal ? "causal" : "full", p.b, p.s_q, p.s_k, fmt::format("{}/{}", p.h_q, p.h_k),
-             fmt::format("{}/{}", p.d_qk, p.d_v), duration_text(cell.median()),
-             gflops(cell.median()), gflops(cell.best()),
-             peak > 0.0 ? fmt::format("{:.1f}%", 100.0 * flops / cell.median() / peak) : "");
+  fmt::print(
+      "{:<9}{:<5}{:<7}{:<12}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9.1f} {:>9.1f} {:>7}\n",
+      p.pass == Pass::forward ? "forward" : "backward", to_string(p.dtype),
+      p.causal ? "causal" : "full", p.feature, p.b, p.s_q, p.s_k,
+      fmt::format("{}/{}", p.h_q, p.h_k), fmt::format("{}/{}", p.d_qk, p.d_v),
+      duration_text(cell.median()), gflops(cell.median()), gflops(cell.best()),
+      peak > 0.0 ? fmt::format("{:.1f}%", 100.0 * flops / cell.median() / peak) : "");
 }
 
 void bench(const BenchArguments& a) {
@@ -144,9 +149,9 @@ void bench(const BenchArguments& a) {
     fmt::print("{}; {} interleaved bursts of {} s; GFLOP/s count visible pairs only\n",
                kernel_text(cells.front().bench->info()), a.bursts, a.seconds);
     if (!on_gpu) fmt::print("FMA peak, measured in this run: {}\n", rate_text(peak));
-    fmt::print("{:<9}{:<5}{:<7}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9} {:>9} {:>7}\n", "pass",
-               "type", "mask", "b", "s_q", "s_k", "h_q/h_k", "d_qk/d_v", "median", "GFLOP/s",
-               "best", on_gpu ? "" : "of peak");
+    fmt::print("{:<9}{:<5}{:<7}{:<12}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9} {:>9} {:>7}\n",
+               "pass", "type", "mask", "feature", "b", "s_q", "s_k", "h_q/h_k", "d_qk/d_v",
+               "median", "GFLOP/s", "best", on_gpu ? "" : "of peak");
   }
   for (const Cell& cell : cells) a.json ? print_json(cell, peak) : print_row(cell, peak);
 }
@@ -163,6 +168,9 @@ void add_bench(CLI::App& app) {
   list("--pass", a->passes, "forward, backward");
   list("--type", a->dtypes, "f32, bf16, f16");
   list("--mask", a->masks, "full, causal");
+  list("--feature", a->features,
+       "plain, bias, mask (boolean), sinks, alibi, lengths, softcap=CAP, dropout=P, window=L, "
+       "paged=ROWS; what it adds is random");
   list("--s-q,-s", a->lengths, "Numbers of queries");
   list("--d-qk,-d", a->dims, "Head dimensions");
   const auto add = [command](const char* names, auto& value, const char* text) {

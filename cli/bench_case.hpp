@@ -16,6 +16,7 @@ struct BenchProblem {
   DType dtype = DType::f32;
   std::int64_t b = 1, s_q = 1024, s_k = 1024, h_q = 1, h_k = 1, d_qk = 64, d_v = 64;
   bool causal = false;
+  std::string feature = "plain";
   Place place{};
 
   bool operator==(const BenchProblem& other) const;
@@ -26,6 +27,11 @@ struct Burst {
   double seconds_per_run = 0.0;
   std::int64_t runs = 0;
 };
+
+/// "plain", or one thing beside Q, K and V, made of random numbers: bias, mask, sinks, alibi,
+/// lengths, softcap=CAP, dropout=P, window=L (L keys to the left, none to the right), paged=ROWS.
+/// Throws UserError for anything else.
+ScoreArguments parse_feature(const std::string& text);
 
 class BenchCase {
  public:
@@ -42,12 +48,13 @@ class BenchCase {
 
  private:
   void run() const;
-  void plan_backward(std::uint64_t seed);
+  void plan_backward(std::uint64_t seed, const Options& options);
   Burst burst_on_gpu(double min_seconds) const;
 
   BenchProblem problem_;
   Inputs inputs_;
-  Operand o_, lse_, d_o_, dq_, dk_, dv_;
+  Operand o_, lse_;
+  Gradients gradients_;
   ForwardTensors forward_;
   BackwardTensors backward_;
   std::unique_ptr<Runner> runner_;

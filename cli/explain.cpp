@@ -9,6 +9,7 @@
 
 #include "commands.hpp"
 #include "core/mask.hpp"
+#include "features.hpp"
 #include "io/file_error.hpp"
 #include "io/pending_file.hpp"
 #include "operands.hpp"
@@ -33,27 +34,43 @@ struct ExplainArguments {
   bool picture() const { return !svg.empty() || !html.empty(); }
 };
 
-/// Specs alone: a plan reads no data, so the sizes may be larger than the memory.
-Operands operands_of(const ExplainArguments& a, const Inputs& inputs) {
-  Operands x;
+/// Files, or specs alone: a plan reads no data, so the sizes may be larger than the memory.
+Inputs inputs_of(const ExplainArguments& a) {
+  Inputs inputs;
   if (a.files.given()) {
-    x.q = inputs.q.spec;
-    x.k = inputs.k.spec;
-    x.v = inputs.v.spec;
-    x.alibi_slopes = inputs.slopes.spec;
+    inputs = load_inputs(a.files);
   } else {
     const SizeArguments s = a.sizes.resolved();
     const DType dtype = parse_dtype(s.dtype);
-    x.q = contiguous(dtype, {s.b, s.s_q, s.h_q, s.d_qk});
-    x.k = contiguous(dtype, {s.b, s.s_k, s.h_k, s.d_qk});
-    x.v = contiguous(dtype, {s.b, s.s_k, s.h_k, s.d_v});
-    if (!a.score.alibi.empty()) x.alibi_slopes = contiguous(DType::f32, {s.h_q});
+    inputs.q.spec = contiguous(dtype, {s.b, s.s_q, s.h_q, s.d_qk});
+    inputs.k.spec = contiguous(dtype, {s.b, s.s_k, s.h_k, s.d_qk});
+    inputs.v.spec = contiguous(dtype, {s.b, s.s_k, s.h_k, s.d_v});
   }
+  add_features(inputs, a.score, a.sizes.seed, false);
+  return inputs;
+}
+
+Operands operands_of(const Inputs& inputs, Pass pass) {
+  Operands x;
+  x.q = inputs.q.spec;
+  x.k = inputs.k.spec;
+  x.v = inputs.v.spec;
+  x.alibi_slopes = inputs.slopes.spec;
+  x.sinks = inputs.sinks.spec;
+  x.bias = inputs.bias.spec;
+  x.visible = inputs.visible.spec;
+  x.key_lengths = inputs.key_lengths.spec;
+  x.block_table = inputs.block_table.spec;
   const Extents& q = x.q.shape;
   x.o = contiguous(x.q.dtype, {q[0], q[1], q[2], x.v.shape[3]});
   x.lse = contiguous(DType::f32, {q[0], q[2], q[1]});
-  if (parse_pass(a.pass) == Pass::backward) {
+  if (pass == Pass::backward) {
+    if (x.block_table.present()) throw UserError("a backward pass takes no pages");
     x.d_o = x.o;
+    if (x.sinks.present()) x.d_sinks = x.sinks;
+    if (x.bias.present())
+      x.d_bias = contiguous(DType::f32,
+                            {x.bias.shape[0], x.bias.shape[1], x.bias.shape[2], x.bias.shape[3]});
     x.dq = contiguous(x.q.dtype, {q[0], q[1], q[2], q[3]});
     const Extents& k = x.k.shape;
     x.dk = contiguous(x.k.dtype, {k[0], k[1], k[2], k[3]});
@@ -86,7 +103,7 @@ std::optional<Walk> walk_of(const ExplainArguments& a, const Inputs& inputs, con
   double slope = 0.0;
   Inputs slopes;
   slopes.q.spec = x.q;
-  add_slopes(slopes, a.score.alibi);
+  add_features(slopes, {.alibi = a.score.alibi}, 0);
   if (slopes.slopes.data != nullptr) slope = *static_cast<const float*>(slopes.slopes.data);
   if (a.files.given()) {
     const std::int64_t first = keys.empty() ? 0 : keys.begin;
@@ -112,12 +129,17 @@ std::unique_ptr<io::PendingFile> pending(const std::string& path, const std::str
 }
 
 void explain_problem(const ExplainArguments& a) {
-  Inputs inputs;
-  if (a.files.given()) {
-    inputs = load_inputs(a.files);
-    add_slopes(inputs, a.score.alibi);
+  const Inputs inputs = inputs_of(a);
+  const Pass pass = parse_pass(a.pass);
+  const Problem problem{pass, operands_of(inputs, pass), a.score.options()};
+  const ScoreArguments& score = a.score;
+  if (a.picture() &&
+      (score.paged() || score.dropout != 0.0 || !score.bias.empty() || !score.visible.empty() ||
+       !score.sinks.empty() || !score.key_lengths.empty())) {
+    throw UserError(
+        "a picture draws --causal, --window, --softcap and --alibi; it cannot draw bias, boolean "
+        "masks, sinks, dropout, key lengths or pages");
   }
-  const Problem problem{parse_pass(a.pass), operands_of(a, inputs), a.score.options()};
   const Place place = a.run.place();
   const Plan plan = plan_or_throw(on_device(problem, place.device), place.plan);
   if (!a.picture()) {

@@ -2,12 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <bit>
-#include <cmath>
-#include <limits>
+#include <cstring>
+#include <tuple>
 
 #include "core/numeric.hpp"
-#include "io/tensor_file.hpp"
 #include "memory.hpp"
 #include "random.hpp"
 #include "text.hpp"
@@ -44,23 +42,10 @@ std::int64_t checked_bytes(DType dtype, const TensorSpec& spec) {
   return bytes;
 }
 
-/// The bytes of a loaded array, in place if its elements are aligned.
-std::pair<void*, std::shared_ptr<const void>> aligned_bytes(const io::LoadedArray& loaded,
-                                                            std::int64_t bytes, DType dtype) {
-  const auto address = reinterpret_cast<std::uintptr_t>(loaded.array.data);
-  if (address % static_cast<std::uintptr_t>(size_of(dtype)) == 0) {
-    // Inputs are only read; the mapping enforces it.
-    return {const_cast<std::byte*>(loaded.array.data), loaded.file};
-  }
-  auto memory = allocate(bytes);
-  std::memcpy(memory.get(), loaded.array.data, static_cast<std::size_t>(bytes));
-  return {memory.get(), memory};
-}
-
 /// A file's array as [b, s, h, d].
 Operand as_bshd(const io::LoadedArray& loaded, const AxisOrder& order, const std::string& what) {
   const io::Array& array = loaded.array;
-  if (!array.dtype || *array.dtype == DType::i32) {
+  if (!is_float(array)) {
     throw UserError(
         fmt::format("{} holds {}, must be f16, bf16, f32 or f64", what, array.type_name));
   }
@@ -78,8 +63,7 @@ Operand as_bshd(const io::LoadedArray& loaded, const AxisOrder& order, const std
     operand.spec.shape[axis] = absent ? 1 : array.shape[from];
     operand.spec.stride[axis] = absent ? 0 : array.stride[from];
   }
-  const std::int64_t bytes = checked_bytes(operand.spec.dtype, operand.spec);
-  std::tie(operand.data, operand.owner) = aligned_bytes(loaded, bytes, operand.spec.dtype);
+  std::tie(operand.data, operand.owner) = aligned_bytes(loaded, operand.spec);
   return operand;
 }
 
@@ -96,26 +80,29 @@ io::Location location_of(const std::string& given, const std::string& all, const
   return location;
 }
 
-/// The standard slopes: powers of 2^(-8/n) for n heads, n a power of two; else those of the next
-/// smaller power of two, then every other one of the next larger (Press et al. 2022, appendix).
-std::vector<double> standard_slopes(std::int64_t heads) {
-  std::vector<double> slopes;
-  const auto power = static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(heads)));
-  for (std::int64_t head = 0; head < heads; ++head) {
-    const double exponent =
-        head < power ? 8.0 * static_cast<double>(head + 1) / static_cast<double>(power)
-                     : 8.0 * (static_cast<double>(head - power) + 0.5) / static_cast<double>(power);
-    slopes.push_back(std::exp2(-exponent));
-  }
-  return slopes;
-}
-
 }  // namespace
 
 std::int64_t Operand::count() const {
   std::int64_t count = spec.present() ? 1 : 0;
   for (int axis = 0; axis < spec.rank; ++axis) count *= spec.shape[static_cast<std::size_t>(axis)];
   return count;
+}
+
+bool is_float(const io::Array& array) {
+  return array.dtype && *array.dtype != DType::i32 && *array.dtype != DType::u8;
+}
+
+std::pair<void*, std::shared_ptr<const void>> aligned_bytes(const io::LoadedArray& loaded,
+                                                            const TensorSpec& spec) {
+  const std::int64_t bytes = checked_bytes(spec.dtype, spec);
+  const auto address = reinterpret_cast<std::uintptr_t>(loaded.array.data);
+  if (address % static_cast<std::uintptr_t>(size_of(spec.dtype)) == 0) {
+    // Inputs are only read; the mapping enforces it.
+    return {const_cast<std::byte*>(loaded.array.data), loaded.file};
+  }
+  auto memory = allocate(bytes);
+  std::memcpy(memory.get(), loaded.array.data, static_cast<std::size_t>(bytes));
+  return {memory.get(), memory};
 }
 
 Operand make_operand(DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -190,36 +177,52 @@ Inputs random_inputs(const SizeArguments& sizes) {
   return inputs;
 }
 
-void add_slopes(Inputs& inputs, const std::string& alibi) {
-  if (alibi.empty()) return;
-  if (alibi == "auto") {
-    const std::int64_t heads = inputs.q.spec.shape[2];
-    inputs.slopes = make_operand(DType::f32, {heads});
-    std::int64_t next = 0;
-    for (const double slope : standard_slopes(heads)) {
-      core::store_element(inputs.slopes.data, DType::f32, next++, slope);
-    }
-    return;
+ForwardTensors Inputs::forward(const Tensor& o, const Tensor& lse) const {
+  return {.q = q.in(),
+          .k = k.in(),
+          .v = v.in(),
+          .o = o,
+          .lse = lse,
+          .alibi_slopes = slopes.in(),
+          .sinks = sinks.in(),
+          .key_lengths = key_lengths.in(),
+          .bias = bias.in(),
+          .visible = visible.in(),
+          .block_table = block_table.in()};
+}
+
+BackwardTensors Inputs::backward(const Operand& o, const Operand& lse,
+                                 const Gradients& gradients) const {
+  return {.q = q.in(),
+          .k = k.in(),
+          .v = v.in(),
+          .o = o.in(),
+          .lse = lse.in(),
+          .d_o = gradients.d_o.in(),
+          .dq = gradients.dq.out(),
+          .dk = gradients.dk.out(),
+          .dv = gradients.dv.out(),
+          .d_lse = gradients.d_lse.in(),
+          .alibi_slopes = slopes.in(),
+          .sinks = sinks.in(),
+          .key_lengths = key_lengths.in(),
+          .d_sinks = gradients.d_sinks.out(),
+          .bias = bias.in(),
+          .visible = visible.in(),
+          .d_bias = gradients.d_bias.out()};
+}
+
+void Gradients::make(const Inputs& inputs, DType dtype, DType sums) {
+  const Extents& q = inputs.q.spec.shape;
+  const Extents& k = inputs.k.spec.shape;
+  dq = make_operand(dtype, {q[0], q[1], q[2], q[3]});
+  dk = make_operand(dtype, {k[0], k[1], k[2], k[3]});
+  dv = make_operand(dtype, {k[0], k[1], k[2], inputs.v.spec.shape[3]});
+  if (inputs.sinks.spec.present()) d_sinks = make_operand(sums, {q[2]});
+  if (inputs.bias.spec.present()) {
+    const Extents& n = inputs.bias.spec.shape;
+    d_bias = make_operand(sums, {n[0], n[1], n[2], n[3]});
   }
-  const io::Location location = io::Location::parse(alibi);
-  const io::LoadedArray loaded = io::load(location, "alibi_slopes");
-  const io::Array& array = loaded.array;
-  if (!array.dtype || *array.dtype == DType::i32 || array.shape.empty() || array.shape.size() > 2) {
-    throw UserError(fmt::format("{} (--alibi) is {}{}, must be floats [h_q] or [b, h_q]",
-                                location.path, array.type_name, io::shape_text(array.shape)));
-  }
-  // As [1, 1, b, h_q], to be converted to f32.
-  const bool shared = array.shape.size() == 1;
-  TensorSpec spec = contiguous(
-      *array.dtype, {1, 1, shared ? 1 : array.shape[0], array.shape[array.shape.size() - 1]});
-  spec.stride[2] = shared ? 0 : array.stride[0];
-  spec.stride[3] = array.stride[array.stride.size() - 1];
-  const auto [data, owner] = aligned_bytes(loaded, checked_bytes(spec.dtype, spec), spec.dtype);
-  inputs.slopes = convert({data, spec}, DType::f32);
-  const std::int64_t heads = spec.shape[3];
-  inputs.slopes.spec =
-      shared ? contiguous(DType::f32, {heads}) : contiguous(DType::f32, {spec.shape[2], heads});
-  inputs.paths.push_back(location.path);
 }
 
 Operand make_o(const Inputs& inputs, DType dtype) {

@@ -4,9 +4,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "abacist/problem.hpp"
+#include "io/tensor_file.hpp"
 #include "options.hpp"
 
 namespace abacist::cli {
@@ -37,14 +39,36 @@ Operand make_operand(DType dtype, std::initializer_list<std::int64_t> shape);
 Operand make_random(DType dtype, std::initializer_list<std::int64_t> shape, std::uint64_t seed,
                     std::uint64_t stream);
 
+/// Whether a file's array holds numbers that Q, K and V can be.
+bool is_float(const io::Array& array);
+
+/// The bytes of a loaded array, in place if its elements are aligned. `spec` has as many elements.
+std::pair<void*, std::shared_ptr<const void>> aligned_bytes(const io::LoadedArray& loaded,
+                                                            const TensorSpec& spec);
+
 /// A contiguous copy in another type.
 Operand convert(const ConstTensor& from, DType dtype);
 
-/// Q, K, V, and slopes if wanted.
+struct Inputs;
+
+/// What goes into a backward pass beside the inputs, and what comes out.
+struct Gradients {
+  Operand d_o, d_lse, dq, dk, dv, d_sinks, d_bias;
+
+  /// Memory for the results: dQ, dK and dV of one type, and of another the gradients of sinks and
+  /// bias, if there are such.
+  void make(const Inputs& inputs, DType dtype, DType sums);
+};
+
+/// Q, K, V, and beside them what add_features() was asked for.
 struct Inputs {
-  Operand q, k, v, slopes;
+  Operand q, k, v, slopes, sinks, bias, visible, key_lengths, block_table;
   AxisOrder order{};
   std::vector<std::string> paths{};  ///< files that must not be overwritten
+
+  ForwardTensors forward(const Tensor& o, const Tensor& lse) const;
+  /// Of inputs without a block table.
+  BackwardTensors backward(const Operand& o, const Operand& lse, const Gradients& gradients) const;
 };
 
 /// From files. Throws UserError or FileError.
@@ -52,9 +76,6 @@ Inputs load_inputs(const FileArguments& files);
 
 /// Random numbers.
 Inputs random_inputs(const SizeArguments& sizes);
-
-/// Adds the slopes that `--alibi` asks for.
-void add_slopes(Inputs& inputs, const std::string& alibi);
 
 /// O and LSE for these inputs, laid out as a file of the inputs' axis order is.
 Operand make_o(const Inputs& inputs, DType dtype);

@@ -53,6 +53,45 @@ void ScoreArguments::add_to(CLI::App& command) {
       .add_option("--alibi", alibi,
                   "Slopes of a linear bias: a file with [h_q] or [b, h_q] numbers, or auto")
       ->group(group);
+  command
+      .add_option("--bias", bias,
+                  "Added to the scores: a file with [b|1, h_q|1, s_q|1, s_k] numbers (leading axes "
+                  "may lack), or random[:AXES], AXES of b, h, q being the axes that are not 1")
+      ->group(group);
+  command
+      .add_option("--visible", visible,
+                  "Boolean mask, false hides: a file with [b|1, h_q|1, s_q|1, s_k] booleans, or "
+                  "random[:AXES]")
+      ->group(group);
+  command.add_option("--sinks", sinks, "Attention sinks: a file with [h_q] numbers, or random")
+      ->group(group);
+  command.add_option("--dropout", dropout, "Probability that a probability is dropped")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--dropout-seed", dropout_seed, "Which ones are dropped")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str()
+      ->group(group);
+  add_lengths_to(command);
+}
+
+void ScoreArguments::add_lengths_to(CLI::App& command) {
+  const std::string group = "Lengths and pages";
+  command
+      .add_option("--key-lengths", key_lengths,
+                  "Keys of each sequence: N,N,..., a file with [b] whole numbers, or random")
+      ->group(group);
+  command
+      .add_option(
+          "--block-table", block_table,
+          "K and V are pools [pages, page_size, h_k, d] with this table of page ids, a file "
+          "with [b, max_pages] whole numbers; needs --key-lengths")
+      ->group(group);
+  command
+      .add_option("--page-size", page_size,
+                  "Put K and V into pages of so many rows first, in random order")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->group(group);
 }
 
 Options ScoreArguments::options() const {
@@ -62,6 +101,7 @@ Options ScoreArguments::options() const {
   if (!window.empty()) options.mask.window = parse_window(window);
   options.score.scale = scale;
   options.score.softcap = softcap;
+  options.dropout = {dropout, dropout_seed};
   return options;
 }
 
@@ -75,6 +115,13 @@ std::string ScoreArguments::text() const {
   if (scale) add(fmt::format("scale {}", *scale));
   if (softcap != 0.0) add(fmt::format("softcap {}", softcap));
   if (!alibi.empty()) add("ALiBi");
+  if (!bias.empty()) add("bias");
+  if (!visible.empty()) add("boolean mask");
+  if (!sinks.empty()) add("sinks");
+  if (dropout != 0.0) add(fmt::format("dropout {} (seed {})", dropout, dropout_seed));
+  if (!key_lengths.empty()) add("key lengths");
+  if (!block_table.empty()) add("pages");
+  if (page_size > 0) add(fmt::format("pages of {}", page_size));
   return text;
 }
 
@@ -90,11 +137,14 @@ void RunArguments::add_to(CLI::App& command) {
   command.add_option("--threads", threads, "At most so many threads; 0: as many as allowed")
       ->check(CLI::Range(0, kMaxThreads))
       ->capture_default_str();
+  command.add_flag("--batch-invariant", batch_invariant,
+                   "The bits of a sequence's results depend on that sequence alone");
 }
 
 Place RunArguments::place() const {
   Place place;
   place.plan.threads = threads;
+  place.plan.batch_invariant = batch_invariant;
   for (const Backend known : {Backend::cpu, Backend::reference, Backend::cuda}) {
     if (backend == to_string(known)) place.plan.backend = known;
   }

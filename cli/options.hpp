@@ -27,15 +27,26 @@ Device parse_device(const std::string& text);
 struct ScoreArguments {
   bool causal = false;
   std::string align = "bottom-right";
-  std::string window;  ///< "L,R"; "" is none
-  std::optional<double> scale;
+  std::string window{};  ///< "L,R"; "" is none
+  std::optional<double> scale{};
   double softcap = 0.0;
-  std::string alibi;  ///< "auto" or a file; "" is none
+  std::string alibi{};  ///< "auto" or a file; "" is none
+  /// "random" or a file; "" is none. Bias and mask may be "random:AXES", too.
+  std::string sinks{}, bias{}, visible{};
+  std::string key_lengths{};   ///< "N,N,...", "random" or a file; "" is none
+  std::string block_table{};   ///< a file; "" is none
+  std::int64_t page_size = 0;  ///< K and V are put into pages of so many rows; 0: no pages made
+  double dropout = 0.0;
+  std::uint64_t dropout_seed = 0;
 
   void add_to(CLI::App& command);
   Options options() const;
+  bool paged() const { return page_size > 0 || !block_table.empty(); }
   /// "causal, window 128,0, softcap 30" or "no mask".
   std::string text() const;
+
+ private:
+  void add_lengths_to(CLI::App& command);
 };
 
 inline constexpr int kMaxThreads = 4096;
@@ -45,6 +56,7 @@ struct RunArguments {
   std::string backend = "automatic";
   std::string device;  ///< "cpu", "cuda" or "cuda:N"; "": as the backend wants it
   int threads = 0;
+  bool batch_invariant = false;
 
   void add_to(CLI::App& command);
   Place place() const;

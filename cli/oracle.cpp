@@ -19,38 +19,41 @@ Any slice(Any tensor, std::size_t axis, std::int64_t begin, std::int64_t count) 
 
 constexpr PlanOptions kReference{.backend = Backend::reference};
 
+/// The part of a `[b|1, h_q|1, s_q|1, s_k]` that rows and keys meet.
+ConstTensor slice_pairs(ConstTensor tensor, std::int64_t row, std::int64_t rows, KeyRange keys) {
+  if (!tensor.present()) return tensor;
+  if (tensor.shape[2] > 1) tensor = slice(tensor, 2, row, rows);
+  return slice(tensor, 3, keys.begin, keys.end - keys.begin);
+}
+
 class Oracle {
  public:
-  Oracle(const Inputs& inputs, const Options& options, const Operand* d_o, const Operand* d_lse,
-         std::int64_t rows, bool with_dk_dv)
-      : options_(options),
-        q_(convert(inputs.q.in(), DType::f64)),
-        k_(convert(inputs.k.in(), DType::f64)),
-        v_(convert(inputs.v.in(), DType::f64)),
-        slopes_(inputs.slopes.in()) {
-    const Extents& q = q_.spec.shape;
-    r_.o = make_operand(DType::f64, {q[0], rows, q[2], v_.spec.shape[3]});
-    r_.lse = make_operand(DType::f64, {q[0], q[2], rows});
-    if (d_o == nullptr) return;
-    d_o_ = convert(d_o->in(), DType::f64);
-    d_lse_ = d_lse->in();
-    r_.dq = make_operand(DType::f64, {q[0], rows, q[2], q[3]});
-    const Extents& k = k_.spec.shape;
-    dk_ = make_operand(DType::f64, {k[0], k[1], k[2], k[3]});
-    dv_ = make_operand(DType::f64, {k[0], k[1], k[2], v_.spec.shape[3]});
-    if (with_dk_dv) {
-      r_.dk = dk_;
-      r_.dv = dv_;
+  Oracle(const Inputs& inputs, const Options& options, const Gradients& given, std::int64_t rows,
+         bool all)
+      : options_(options), x_(inputs), all_(all) {
+    for (const auto& [to, from] :
+         {std::pair{&x_.q, &inputs.q}, {&x_.k, &inputs.k}, {&x_.v, &inputs.v}}) {
+      *to = convert(from->in(), DType::f64);
     }
+    const Extents& q = x_.q.spec.shape;
+    r_.o = make_operand(DType::f64, {q[0], rows, q[2], x_.v.spec.shape[3]});
+    r_.lse = make_operand(DType::f64, {q[0], q[2], rows});
+    if (!given.d_o.spec.present()) return;
+    made_.make(x_, DType::f64, DType::f64);
+    made_.dq = make_operand(DType::f64, {q[0], rows, q[2], q[3]});
+    made_.d_o = convert(given.d_o.in(), DType::f64);
+    made_.d_lse = given.d_lse;
+    r_.gradients.dq = made_.dq;
+    if (all) r_.gradients = made_;
   }
 
   void all(Progress* progress) {
-    const std::int64_t s_q = q_.spec.shape[1];
-    part(0, s_q, 0, {0, k_.spec.shape[1]}, options_, progress);
+    const std::int64_t s_q = x_.q.spec.shape[1];
+    part(0, s_q, 0, {0, x_.k.spec.shape[1]}, options_, progress);
   }
 
   void row(std::int64_t row, std::int64_t at) {
-    KeyRange keys = visible_keys(options_.mask, q_.spec.shape[1], k_.spec.shape[1], row);
+    KeyRange keys = visible_keys(options_.mask, x_.q.spec.shape[1], x_.k.spec.shape[1], row);
     if (keys.begin >= keys.end) keys = {0, 0};
     // The slice holds what the row sees and nothing else.
     part(row, 1, at, keys, {.mask = {}, .score = options_.score}, nullptr);
@@ -62,45 +65,48 @@ class Oracle {
   void part(std::int64_t row, std::int64_t count, std::int64_t at, KeyRange keys,
             const Options& options, Progress* progress) {
     const std::int64_t key_count = keys.end - keys.begin;
-    const ConstTensor q = slice(q_.in(), 1, row, count);
-    const ConstTensor k = slice(k_.in(), 1, keys.begin, key_count);
-    const ConstTensor v = slice(v_.in(), 1, keys.begin, key_count);
-    const Tensor o = slice(r_.o.out(), 1, at, count);
-    const Tensor lse = slice(r_.lse.out(), 2, at, count);
-    const ForwardTensors forward{
-        .q = q, .k = k, .v = v, .o = o, .lse = lse, .alibi_slopes = slopes_};
+    ForwardTensors forward =
+        x_.forward(slice(r_.o.out(), 1, at, count), slice(r_.lse.out(), 2, at, count));
+    BackwardTensors backward = x_.backward(r_.o, r_.lse, made_);
+    const auto cut_inputs = [&](auto& t) {
+      t.q = slice(t.q, 1, row, count);
+      t.k = slice(t.k, 1, keys.begin, key_count);
+      t.v = slice(t.v, 1, keys.begin, key_count);
+      t.bias = slice_pairs(t.bias, row, count, keys);
+      t.visible = slice_pairs(t.visible, row, count, keys);
+    };
+    cut_inputs(forward);
     if (progress != nullptr) progress->restart("oracle, forward");
     Runner(make_problem(forward, options), kReference).run(forward, progress);
-    if (!d_o_.spec.present()) return;
-    const BackwardTensors backward{.q = q,
-                                   .k = k,
-                                   .v = v,
-                                   .o = o,
-                                   .lse = lse,
-                                   .d_o = slice(d_o_.in(), 1, row, count),
-                                   .dq = slice(r_.dq.out(), 1, at, count),
-                                   .dk = slice(dk_.out(), 1, keys.begin, key_count),
-                                   .dv = slice(dv_.out(), 1, keys.begin, key_count),
-                                   .d_lse = slice(d_lse_, 2, row, count),
-                                   .alibi_slopes = slopes_};
+    if (!made_.d_o.spec.present()) return;
+    cut_inputs(backward);
+    backward.o = forward.o;
+    backward.lse = forward.lse;
+    backward.d_o = slice(backward.d_o, 1, row, count);
+    backward.d_lse = slice(backward.d_lse, 2, row, count);
+    backward.dq = slice(backward.dq, 1, at, count);
+    backward.dk = slice(backward.dk, 1, keys.begin, key_count);
+    backward.dv = slice(backward.dv, 1, keys.begin, key_count);
+    if (!all_) backward.d_sinks = backward.d_bias = {};
     if (progress != nullptr) progress->restart("oracle, backward");
     Runner(make_problem(backward, options), kReference).run(backward, progress);
   }
 
   Options options_;
-  Operand q_, k_, v_, d_o_, dk_, dv_;
-  ConstTensor slopes_, d_lse_;
+  Inputs x_;
+  bool all_;
+  Gradients made_;  ///< dq over the sampled rows
   OracleResult r_;
 };
 
 }  // namespace
 
 OracleResult run_oracle(const Inputs& inputs, const Options& options,
-                        const std::vector<std::int64_t>& rows, const Operand* d_o,
-                        const Operand* d_lse, Progress* progress) {
+                        const std::vector<std::int64_t>& rows, const Gradients& given,
+                        Progress* progress) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const bool all = count == inputs.q.spec.shape[1];
-  Oracle oracle(inputs, options, d_o, d_lse, count, all);
+  Oracle oracle(inputs, options, given, count, all);
   if (all) {
     oracle.all(progress);
     return oracle.result();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dropout.hpp"
 #include "core/numeric.hpp"
 #include "cpu/parallel.hpp"
 
@@ -111,27 +112,34 @@ class PlainRun {
         q_(floats(p_.inputs.q)),
         k_(floats(p_.inputs.k)),
         v_(floats(p_.inputs.v)),
-        slopes_(floats(p_.inputs.slopes)) {
+        slopes_(floats(p_.inputs.slopes)),
+        sinks_(floats(p_.inputs.sinks)),
+        bias_(floats(p_.inputs.bias)),
+        visible_(floats(p_.inputs.visible)) {
     o_.resize(static_cast<std::size_t>(b_ * rows_ * h_q_ * d_v_));
     lse_.resize(static_cast<std::size_t>(b_ * h_q_ * rows_));
     size_.resize(lse_.size());
     ds_size_.resize(lse_.size());
-    if (p_.d_o == nullptr) return;
-    d_o_ = floats(*p_.d_o);
-    d_lse_ = floats(*p_.d_lse);
+    if (!backward()) return;
+    d_o_ = floats(p_.given.d_o);
+    d_lse_ = floats(p_.given.d_lse);
     dq_.resize(static_cast<std::size_t>(b_ * rows_ * h_q_ * d_qk_));
     dk_.resize(k_.size());
     dv_.resize(v_.size());
+    d_bias_.resize(bias_.size());
+    d_sinks_.resize(lse_.size());
+    sink_size_.resize(lse_.size());
   }
 
   PlainResult run(Progress* progress) {
-    // One item is all of a key/value head: nobody else adds to its dK and dV.
+    // One item is all of a key/value head: nobody else adds to its dK and dV. Elements of a bias
+    // may stand for several of them.
     const std::int64_t items = b_ * h_k_;
+    const int most = d_bias_.empty() ? cpu::default_threads() : 1;
     std::atomic<std::int64_t> next = 0;
     std::atomic<std::int64_t> rows_done = 0;
     const double all_rows = static_cast<double>(b_ * h_q_ * rows_);
-    const int workers =
-        static_cast<int>(std::clamp<std::int64_t>(items, 1, cpu::default_threads()));
+    const int workers = static_cast<int>(std::clamp<std::int64_t>(items, 1, most));
     cpu::parallel_for(workers, [&](int) {
       std::vector<Score> scores(static_cast<std::size_t>(s_k_));
       for (std::int64_t item = next++; item < items; item = next++) {
@@ -149,77 +157,134 @@ class PlainRun {
             rounded(dq_, dtype_),
             rounded(dk_, dtype_),
             rounded(dv_, dtype_),
+            sink_sums(),
+            rounded(d_bias_, DType::f32),
             size_,
-            ds_size_};
+            ds_size_,
+            d_bias_size_,
+            sink_size_.empty() ? 0.0 : *std::max_element(sink_size_.begin(), sink_size_.end())};
   }
 
  private:
   struct Score {
     float value;
     float slope;  ///< its derivative by the scaled product
+    bool hidden;  ///< by the boolean mask or a bias of -inf
   };
 
   struct Place {
     std::int64_t batch, head, head_k, row, position;
     KeyRange keys;
+    core::DropoutRule dropout;
+    float sink;
     float* o;
     std::size_t lse_at;
+
+    /// What a probability is multiplied with.
+    float kept(std::int64_t j) const {
+      if (!dropout.active()) return 1.0f;
+      return dropout.keeps(row, j) ? static_cast<float>(dropout.scale) : 0.0f;
+    }
   };
+
+  bool backward() const { return p_.given.d_o.spec.present(); }
+
+  /// Where a pair lies in a row-major `[b|1, h_q|1, s_q|1, s_k]`.
+  static std::size_t pair_at(const Operand& operand, const Place& at, std::int64_t j) {
+    const Extents& n = operand.spec.shape;
+    const std::int64_t batch = n[0] == 1 ? 0 : at.batch;
+    const std::int64_t head = n[1] == 1 ? 0 : at.head;
+    const std::int64_t row = n[2] == 1 ? 0 : at.row;
+    return static_cast<std::size_t>(((batch * n[1] + head) * n[2] + row) * n[3] + j);
+  }
+
+  float bias(const Place& at, std::int64_t j) const {
+    return bias_.empty() ? 0.0f : bias_[pair_at(p_.inputs.bias, at, j)];
+  }
+  bool hidden(const Place& at, std::int64_t j) const {
+    return bias(at, j) == -kInfinity ||
+           (!visible_.empty() && visible_[pair_at(p_.inputs.visible, at, j)] == 0.0f);
+  }
+
+  /// Gradients of the sinks: sums over the rows of every sequence.
+  std::vector<double> sink_sums() const {
+    std::vector<double> sums(d_sinks_.empty() ? 0 : sinks_.size());
+    if (sums.empty()) return sums;
+    for (std::size_t i = 0; i < d_sinks_.size(); ++i) {
+      sums[i / static_cast<std::size_t>(rows_) % sums.size()] += d_sinks_[i];
+    }
+    return sums;
+  }
 
   void row(std::int64_t batch, std::int64_t head, std::int64_t r, std::vector<Score>& scores) {
     const std::int64_t i = p_.rows[static_cast<std::size_t>(r)];
     const Mask& mask = p_.options.mask;
-    const std::int64_t shift = mask.align == Align::bottom_right ? s_k_ - s_q_ : 0;
+    const Operand& lengths = p_.inputs.key_lengths;
+    const std::int64_t len_k =
+        lengths.spec.present() ? static_cast<const std::int32_t*>(lengths.data)[batch] : s_k_;
+    const std::int64_t shift = mask.align == Align::bottom_right ? len_k - s_q_ : 0;
     const Place at{batch,
                    head,
                    head / (h_q_ / h_k_),
                    i,
                    i + shift,
-                   visible_keys(mask, s_q_, s_k_, i),
+                   visible_keys(mask, s_q_, len_k, i),
+                   core::dropout_rule(p_.options.dropout, h_q_, batch, head),
+                   sinks_.empty() ? -kInfinity : sinks_[static_cast<std::size_t>(head)],
                    o_.data() + ((batch * rows_ + r) * h_q_ + head) * d_v_,
                    static_cast<std::size_t>((batch * h_q_ + head) * rows_ + r)};
-    const float maximum = score_row(at, scores);
-    if (at.keys.begin >= at.keys.end) {
-      lse_[at.lse_at] = -kInfinity;
-      return;
+    if (score_row(at, scores)) {
+      softmax_row(at, scores);
+    } else {
+      lse_[at.lse_at] = at.sink;
     }
-    softmax_row(at, scores, maximum);
-    if (p_.d_o != nullptr) {
+    if (backward()) {
       backward_row(at, scores, dq_.data() + ((batch * rows_ + r) * h_q_ + head) * d_qk_);
     }
   }
 
-  float score_row(const Place& at, std::vector<Score>& scores) {
+  /// Whether the row sees any key.
+  bool score_row(const Place& at, std::vector<Score>& scores) {
     const float* const q = q_.data() + ((at.batch * s_q_ + at.row) * h_q_ + at.head) * d_qk_;
     const float slope =
         slopes_.empty() ? 0.0f
                         : slopes_[static_cast<std::size_t>(
                               (p_.inputs.slopes.spec.rank == 2 ? at.batch * h_q_ : 0) + at.head)];
-    float maximum = -kInfinity;
-    float size = 0.0f;
+    float size = at.sink == -kInfinity ? 0.0f : std::fabs(at.sink);
+    bool any = false;
     for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
+      if (hidden(at, j)) {
+        scores[static_cast<std::size_t>(j)] = {-kInfinity, 0.0f, true};
+        continue;
+      }
+      any = true;
       const Dot product = dot(q, key(at, j), d_qk_);
-      Score s{scale_ * product.sum, 1.0f};
+      Score s{scale_ * product.sum, 1.0f, false};
       if (cap_ > 0.0f) {
         const float t = std::tanh(s.value / cap_);
-        s = {cap_ * t, 1.0f - t * t};
+        s = {cap_ * t, 1.0f - t * t, false};
       }
-      const float bias = slope * std::fabs(static_cast<float>(at.position - j));
-      s.value -= bias;
+      const float alibi = slope * std::fabs(static_cast<float>(at.position - j));
+      s.value = s.value - alibi + bias(at, j);
       scores[static_cast<std::size_t>(j)] = s;
-      maximum = std::max(maximum, s.value);
-      size = std::max(size, std::fabs(scale_) * product.size + std::fabs(bias));
+      size = std::max(size,
+                      std::fabs(scale_) * product.size + std::fabs(alibi) + std::fabs(bias(at, j)));
     }
     size_[at.lse_at] = size;
-    return maximum;
+    return any;
   }
 
-  void softmax_row(const Place& at, const std::vector<Score>& scores, float maximum) {
-    float sum = 0.0f;
+  void softmax_row(const Place& at, const std::vector<Score>& scores) {
+    float maximum = at.sink;
+    for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
+      maximum = std::max(maximum, scores[static_cast<std::size_t>(j)].value);
+    }
+    float sum = at.sink == -kInfinity ? 0.0f : std::exp(at.sink - maximum);
     by_runs(at.keys, [&](std::int64_t first, std::int64_t last) {
       float part = 0.0f;
       for (std::int64_t j = first; j < last; ++j) {
-        part += std::exp(scores[static_cast<std::size_t>(j)].value - maximum);
+        const Score& s = scores[static_cast<std::size_t>(j)];
+        if (!s.hidden) part += std::exp(s.value - maximum);
       }
       sum += part;
     });
@@ -228,7 +293,9 @@ class PlainRun {
     by_runs(at.keys, [&](std::int64_t first, std::int64_t last) {
       std::fill(part.begin(), part.end(), 0.0f);
       for (std::int64_t j = first; j < last; ++j) {
-        const float p = std::exp(scores[static_cast<std::size_t>(j)].value - maximum) / sum;
+        const Score& s = scores[static_cast<std::size_t>(j)];
+        if (s.hidden) continue;
+        const float p = std::exp(s.value - maximum) / sum * at.kept(j);
         add_scaled(part.data(), rounded(p, dtype_), value(at, j), d_v_);
       }
       add_scaled(at.o, 1.0f, part.data(), d_v_);
@@ -246,20 +313,33 @@ class PlainRun {
       d_row += product;
       d_size += std::fabs(product);
     }
+    if (at.sink != -kInfinity) {
+      const float p = std::exp(at.sink - lse_[at.lse_at]);
+      d_sinks_[at.lse_at] = -double{p} * double{d_row};
+      sink_size_[at.lse_at] = p * d_size;
+    }
     float ds_size = 0.0f;
     std::vector<float> part(static_cast<std::size_t>(d_qk_));
     by_runs(at.keys, [&](std::int64_t first, std::int64_t last) {
       std::fill(part.begin(), part.end(), 0.0f);
       for (std::int64_t j = first; j < last; ++j) {
         const Score& s = scores[static_cast<std::size_t>(j)];
+        if (s.hidden) continue;
         const float p = std::exp(s.value - lse_[at.lse_at]);
+        const float kept = at.kept(j);
         const Dot dp = dot(d_o, value(at, j), d_v_);
-        ds_size = std::max(ds_size, std::fabs(scale_) * p * (dp.size + d_size));
-        const float ds = rounded(p * (dp.sum - d_row) * s.slope, dtype_);
+        const float size = p * (kept * dp.size + d_size);
+        ds_size = std::max(ds_size, std::fabs(scale_) * size);
+        const float d_score = p * (kept * dp.sum - d_row);
+        if (!d_bias_.empty()) {
+          d_bias_[pair_at(p_.inputs.bias, at, j)] += d_score;
+          d_bias_size_ = std::max(d_bias_size_, double{size});
+        }
+        const float ds = rounded(d_score * s.slope, dtype_);
         const std::int64_t k_at = (at.batch * s_k_ + j) * h_k_ + at.head_k;
         add_scaled(part.data(), ds * scale_, key(at, j), d_qk_);
         add_scaled(dk_.data() + k_at * d_qk_, ds * scale_, q, d_qk_);
-        add_scaled(dv_.data() + k_at * d_v_, rounded(p, dtype_), d_o, d_v_);
+        add_scaled(dv_.data() + k_at * d_v_, rounded(p * kept, dtype_), d_o, d_v_);
       }
       add_scaled(dq, 1.0f, part.data(), d_qk_);
     });
@@ -277,20 +357,21 @@ class PlainRun {
   DType dtype_;
   std::int64_t b_, s_q_, h_q_, d_qk_, s_k_, h_k_, d_v_, rows_;
   float scale_, cap_;
-  std::vector<float> q_, k_, v_, slopes_, d_o_, d_lse_;
-  std::vector<float> o_, lse_, dq_, dk_, dv_;
-  std::vector<double> size_, ds_size_;
+  std::vector<float> q_, k_, v_, slopes_, sinks_, bias_, visible_, d_o_, d_lse_;
+  std::vector<float> o_, lse_, dq_, dk_, dv_, d_bias_;
+  std::vector<double> size_, ds_size_, d_sinks_, sink_size_;  ///< of each row
+  double d_bias_size_ = 0.0;
 };
 
 }  // namespace
 
-KeyRange visible_keys(const Mask& mask, std::int64_t s_q, std::int64_t s_k, std::int64_t row) {
-  const std::int64_t position = row + (mask.align == Align::bottom_right ? s_k - s_q : 0);
+KeyRange visible_keys(const Mask& mask, std::int64_t s_q, std::int64_t len_k, std::int64_t row) {
+  const std::int64_t position = row + (mask.align == Align::bottom_right ? len_k - s_q : 0);
   // Bounds wider than everything there is are the same as none, and do not overflow.
-  const std::int64_t far = s_q + s_k;
+  const std::int64_t far = s_q + len_k;
   const std::int64_t left = std::min(mask.window.left, far);
   const std::int64_t right = mask.causal ? 0 : std::min(mask.window.right, far);
-  return {std::max<std::int64_t>(position - left, 0), std::min(position + right + 1, s_k)};
+  return {std::max<std::int64_t>(position - left, 0), std::min(position + right + 1, len_k)};
 }
 
 PlainResult compute_plain(const PlainProblem& problem, Progress* progress) {

@@ -66,12 +66,23 @@ double Runner::run_on_gpu(const ForwardTensors& tensors, std::int64_t runs) cons
   });
 }
 
+void Runner::check_data() const {
+  const Status status =
+      plan_.device_status({.workspace = {workspace_.get(), plan_.info().workspace_bytes}});
+  if (!status) throw UserError(status.error());
+}
+
 RunTime Runner::run(const ForwardTensors& tensors, Progress* progress) const {
-  if (!place_.on_gpu()) return {run_on_host(tensors, progress), 0.0};
+  if (!place_.on_gpu()) {
+    const RunTime time{run_on_host(tensors, progress), 0.0};
+    check_data();
+    return time;
+  }
   const auto start = Clock::now();
   const Twins twins(tensors, place_.device);
   RunTime time{.copy_seconds = seconds_since(start)};
   time.seconds = run_on_gpu(twins.tensors(), 1);
+  check_data();
   const auto back = Clock::now();
   twins.download();
   time.copy_seconds += seconds_since(back);
@@ -99,7 +110,9 @@ double score_matrix_bytes(const Problem& problem) {
   const Extents& q = problem.operands.q.shape;
   const Extents& k = problem.operands.k.shape;
   double bytes = sizeof(float);
-  for (const std::int64_t extent : {q[0], q[2], q[1], k[1]}) bytes *= static_cast<double>(extent);
+  const TensorSpec& table = problem.operands.block_table;
+  const std::int64_t keys = table.present() ? table.shape[1] * k[1] : k[1];
+  for (const std::int64_t extent : {q[0], q[2], q[1], keys}) bytes *= static_cast<double>(extent);
   return bytes;
 }
 

@@ -35,7 +35,7 @@ class Runner {
   const Plan& plan() const { return plan_; }
   const Place& place() const { return place_; }
 
-  /// Runs once. Throws UserError if the library refuses.
+  /// Runs once. Throws UserError if the library refuses, or page ids were outside the pool.
   RunTime run(const ForwardTensors& tensors, Progress* progress = nullptr) const;
   RunTime run(const BackwardTensors& tensors, Progress* progress = nullptr) const;
 
@@ -45,6 +45,8 @@ class Runner {
  private:
   template <class Tensors>
   double run_on_host(const Tensors& tensors, Progress* progress) const;
+  /// Throws UserError for page ids, and on a GPU lengths, that break their rules.
+  void check_data() const;
 
   Place place_;
   Plan plan_;

@@ -4,6 +4,8 @@
 //    "d_qk": 64, "d_v": 64, "causal": true, "threads": 2, "min_seconds": 0.3}
 //     -> {"runs": 31, "seconds_per_run": 0.00985, "flops": ..., "kernel": "..."}
 //   "device": "cuda" times on a GPU.
+//   "feature": "bias" (or another of parse_feature()) adds something to the problem.
+//   {"copy": true, "threads": 2, "min_seconds": 0.3}  -> {"bytes_per_second": ...} read and written
 //   {"peak": true, "threads": 2}  -> {"flops_per_second": ...}
 //   {"drop": true}                -> {"dropped": n}: frees the data of all problems so far
 //
@@ -20,6 +22,7 @@
 #include <vector>
 
 #include "bench_case.hpp"
+#include "copy_rate.hpp"
 #include "options.hpp"
 #include "user_error.hpp"
 
@@ -57,6 +60,7 @@ BenchProblem problem_in(const Json& request) {
   p.d_qk = size_in(request, "d_qk");
   p.d_v = size_in(request, "d_v");
   p.causal = request.value("causal", false);
+  p.feature = request.value("feature", "plain");
   p.place.plan.threads = threads_in(request);
   p.place.device = parse_device(request.value("device", "cpu"));
   return p;
@@ -71,6 +75,13 @@ class BenchServer {
     if (request.value("peak", false)) {
       return {{"flops_per_second", fma_peak(threads_in(request))}};
     }
+    if (request.value("copy", false)) {
+      const int threads = threads_in(request);
+      if (copy_ == nullptr || copy_->threads() != threads) {
+        copy_ = std::make_unique<CopyRate>(threads);
+      }
+      return {{"bytes_per_second", copy_->burst(request.value("min_seconds", 0.3))}};
+    }
     if (request.value("drop", false)) {
       const std::size_t count = cases_.size();
       cases_.clear();
@@ -81,6 +92,7 @@ class BenchServer {
     return {{"seconds_per_run", burst.seconds_per_run},
             {"runs", burst.runs},
             {"flops", bench.info().flops.value},
+            {"operand_bytes", bench.info().operand_bytes.value},
             {"kernel", bench.info().kernel}};
   }
 
@@ -94,6 +106,7 @@ class BenchServer {
   }
 
   std::uint64_t seed_;
+  std::unique_ptr<CopyRate> copy_;
   std::vector<std::unique_ptr<BenchCase>> cases_;
 };
 

@@ -10,7 +10,9 @@
 // n terms stand behind an element. S is PlainResult::score_size (the largest, for LSE the row's
 // own): a score carries an error of about u S, which the softmax passes on as a relative one. G is
 // 0 for O and dV; for dQ and dK it is the largest PlainResult::ds_size times max|k| or max|q|: dP -
-// D can cancel to nothing, the rounding errors of its parts do not.
+// D can cancel to nothing, the rounding errors of its parts do not. Gradients of sinks and bias are
+// float32 sums of such differences: G is the largest size of a term times sqrt(n), and in f32 times
+// 1 + S.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,6 +27,7 @@
 #include "abacist/attention.hpp"
 #include "commands.hpp"
 #include "core/numeric.hpp"
+#include "features.hpp"
 #include "operands.hpp"
 #include "options.hpp"
 #include "oracle.hpp"
@@ -52,9 +55,10 @@ struct VerifyArguments {
   bool backward() const { return pass != "forward"; }
 };
 
-/// What the backend under test wrote.
+/// What the backend under test wrote, and what its backward pass was given.
 struct Candidate {
-  Operand o, lse, d_o, d_lse, dq, dk, dv;
+  Operand o, lse;
+  Gradients gradients;
   std::string kernels;
 };
 
@@ -209,7 +213,7 @@ std::string value_text(double value) {
                                                   : fmt::format("{:.6e}", value);
 }
 
-constexpr const char* kRow = "{:<4} {:>11}  {:<18} {:>15} {:>15} {:>9} {:>9}  {}\n";
+constexpr const char* kRow = "{:<6} {:>11}  {:<18} {:>15} {:>15} {:>9} {:>9}  {}\n";
 
 void print_header() {
   fmt::print(kRow, "", "values", "worst at", "is", "oracle", "error", "of bound", "");
@@ -247,40 +251,22 @@ std::vector<std::int64_t> sampled_rows(std::int64_t s_q, std::int64_t wanted, st
 
 Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
   const Extents& q = inputs.q.spec.shape;
-  const Extents& k = inputs.k.spec.shape;
   const std::int64_t d_v = inputs.v.spec.shape[3];
   const DType dtype = inputs.q.spec.dtype;
   Candidate c;
   c.o = make_operand(dtype, {q[0], q[1], q[2], d_v});
   c.lse = make_operand(DType::f32, {q[0], q[2], q[1]});
-  const ForwardTensors forward{.q = inputs.q.in(),
-                               .k = inputs.k.in(),
-                               .v = inputs.v.in(),
-                               .o = c.o.out(),
-                               .lse = c.lse.out(),
-                               .alibi_slopes = inputs.slopes.in()};
+  const ForwardTensors forward = inputs.forward(c.o.out(), c.lse.out());
   const Runner runner(make_problem(forward, a.score.options()), a.run.place());
   c.kernels = runner.info().kernel;
   if (!a.backward()) {
     runner.run(forward);
     return c;
   }
-  c.d_o = make_random(dtype, {q[0], q[1], q[2], d_v}, a.sizes.seed, 4);
-  c.d_lse = make_random(DType::f32, {q[0], q[2], q[1]}, a.sizes.seed, 5);
-  c.dq = make_operand(dtype, {q[0], q[1], q[2], q[3]});
-  c.dk = make_operand(dtype, {k[0], k[1], k[2], k[3]});
-  c.dv = make_operand(dtype, {k[0], k[1], k[2], d_v});
-  const BackwardTensors backward{.q = inputs.q.in(),
-                                 .k = inputs.k.in(),
-                                 .v = inputs.v.in(),
-                                 .o = c.o.in(),
-                                 .lse = c.lse.in(),
-                                 .d_o = c.d_o.in(),
-                                 .dq = c.dq.out(),
-                                 .dk = c.dk.out(),
-                                 .dv = c.dv.out(),
-                                 .d_lse = c.d_lse.in(),
-                                 .alibi_slopes = inputs.slopes.in()};
+  c.gradients.d_o = make_random(dtype, {q[0], q[1], q[2], d_v}, a.sizes.seed, 4);
+  c.gradients.d_lse = make_random(DType::f32, {q[0], q[2], q[1]}, a.sizes.seed, 5);
+  c.gradients.make(inputs, dtype, dtype == DType::f64 ? DType::f64 : DType::f32);
+  const BackwardTensors backward = inputs.backward(c.o, c.lse, c.gradients);
   // Planned before the forward runs, so that a refusal comes at once.
   const Runner backward_runner(make_problem(backward, a.score.options()), a.run.place());
   c.kernels += " and " + backward_runner.info().kernel;
@@ -289,6 +275,15 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
   return c;
 }
 
+/// Gradients of sinks and bias, of which every element is a sum of `terms` differences.
+Check check_sum(const char* name, const Comparison& pair, const std::vector<double>& plain,
+                DType dtype, std::int64_t terms, double scores, double term_size) {
+  const double exact = dtype == DType::f32 ? 1.0 + scores : 1.0;
+  const double size = term_size * exact * std::sqrt(static_cast<double>(terms));
+  return check_tensor(name, pair, plain, dtype, {terms, scores, size});
+}
+
+/// `inputs` without pages.
 std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const OracleResult& oracle,
                            const PlainResult& plain, const std::vector<std::int64_t>& rows) {
   const Extents& q = inputs.q.spec.shape;
@@ -297,54 +292,78 @@ std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const Oracl
   const DType dtype = inputs.q.spec.dtype;
   const double scores = largest_of(plain.score_size);
   const double ds = largest_of(plain.ds_size);
+  const Gradients& is = c.gradients;
+  const Gradients& ref = oracle.gradients;
   std::vector<Check> checks;
   checks.push_back(
       check_tensor("O", {rows, 1, c.o, oracle.o}, plain.o, dtype, {q[3] + k[1], scores}));
   checks.push_back(check_lse({rows, 2, c.lse, oracle.lse}, plain.score_size, q[3]));
-  if (!oracle.dq.spec.present()) return checks;
+  if (!ref.dq.spec.present()) return checks;
   const Sizes dq_sizes{q[3] + d_v + k[1], scores, ds * largest_of(inputs.k)};
-  checks.push_back(check_tensor("dQ", {rows, 1, c.dq, oracle.dq}, plain.dq, dtype, dq_sizes));
-  if (!oracle.dk.spec.present()) return checks;
+  checks.push_back(check_tensor("dQ", {rows, 1, is.dq, ref.dq}, plain.dq, dtype, dq_sizes));
+  if (!ref.dk.spec.present()) return checks;
   const std::int64_t terms = q[3] + d_v + q[1] * (k[2] > 0 ? q[2] / k[2] : 1);
   const Sizes dk_sizes{terms, scores, ds * largest_of(inputs.q)};
-  checks.push_back(
-      check_tensor("dK", {rows, kNoRowAxis, c.dk, oracle.dk}, plain.dk, dtype, dk_sizes));
-  checks.push_back(
-      check_tensor("dV", {rows, kNoRowAxis, c.dv, oracle.dv}, plain.dv, dtype, {terms, scores}));
+  const auto whole = [&](const Operand& actual, const Operand& reference) {
+    return Comparison{rows, kNoRowAxis, actual, reference};
+  };
+  checks.push_back(check_tensor("dK", whole(is.dk, ref.dk), plain.dk, dtype, dk_sizes));
+  checks.push_back(check_tensor("dV", whole(is.dv, ref.dv), plain.dv, dtype, {terms, scores}));
+  if (ref.d_sinks.spec.present()) {
+    checks.push_back(check_sum("dSinks", whole(is.d_sinks, ref.d_sinks), plain.d_sinks, dtype,
+                               q[0] * q[1], scores, plain.d_sink_size));
+  }
+  if (ref.d_bias.spec.present()) {
+    const std::int64_t all = q[0] * q[1] * q[2] * k[1];
+    const std::int64_t sums = all / std::max<std::int64_t>(ref.d_bias.count(), 1);
+    checks.push_back(check_sum("dBias", whole(is.d_bias, ref.d_bias), plain.d_bias, dtype, sums,
+                               scores, plain.d_bias_size));
+  }
   return checks;
+}
+
+/// What a sample of rows, or a pass, cannot be had with.
+void check_choices(const VerifyArguments& a, bool all_rows) {
+  const ScoreArguments& score = a.score;
+  if (a.backward() && score.paged()) {
+    throw UserError("a backward pass takes no pages: give --pass forward");
+  }
+  const bool positions = !score.alibi.empty() || score.dropout != 0.0;
+  if (!all_rows && (positions || score.paged() || !score.key_lengths.empty())) {
+    throw UserError("--rows cannot sample a problem with --alibi, --dropout, key lengths or pages");
+  }
 }
 
 bool verify(const VerifyArguments& a) {
   Inputs inputs = a.files.given() ? load_inputs(a.files) : random_inputs(a.sizes);
-  add_slopes(inputs, a.score.alibi);
   const std::int64_t s_q = inputs.q.spec.shape[1];
   const std::vector<std::int64_t> rows = sampled_rows(s_q, a.rows, a.sizes.seed);
   const bool all = static_cast<std::int64_t>(rows.size()) == s_q;
-  if (!all && inputs.slopes.spec.present()) {
-    throw UserError("--rows cannot sample a problem with --alibi");
-  }
+  check_choices(a, all);
+  add_features(inputs, a.score, a.sizes.seed);
   const Candidate c = run_candidate(a, inputs);
-  const Operand* d_o = a.backward() ? &c.d_o : nullptr;
-  const Operand* d_lse = a.backward() ? &c.d_lse : nullptr;
 
   fmt::print("{} against the float64 oracle\nq {}, k {}, v {}; {}{}\n", c.kernels,
              operand_text(inputs.q.spec), operand_text(inputs.k.spec), operand_text(inputs.v.spec),
              a.score.text(),
              all ? "" : fmt::format("; {} of {} rows", rows.size(), count_text(s_q)));
   std::fflush(stdout);
+  inputs = without_pages(inputs);
   const Options options = a.score.options();
   Progress oracle_progress(Progress::mode(a.progress), "oracle");
-  const OracleResult oracle = run_oracle(inputs, options, rows, d_o, d_lse, &oracle_progress);
+  const OracleResult oracle = run_oracle(inputs, options, rows, c.gradients, &oracle_progress);
   oracle_progress.finish();
   Progress plain_progress(Progress::mode(a.progress), "float32");
-  const PlainProblem plain_problem{inputs, options, c.o.spec.dtype, rows, d_o, d_lse};
+  const PlainProblem plain_problem{inputs, options, c.o.spec.dtype, rows, c.gradients};
   const PlainResult plain = compute_plain(plain_problem, &plain_progress);
   plain_progress.finish();
 
   print_header();
   bool good = true;
   for (const Check& check : compare(inputs, c, oracle, plain, rows)) good = report(check) && good;
-  if (!all && a.backward()) fmt::print("dK and dV need all rows, so they were not checked\n");
+  if (!all && a.backward()) {
+    fmt::print("dK, dV and gradients of sinks and bias need all rows, so they were not checked\n");
+  }
   fmt::print("{}\n", good ? "All within their bounds." : "OVER ITS BOUND: see BAD above.");
   return good;
 }

@@ -13,9 +13,10 @@ namespace abacist::io {
 
 /// A view into the bytes of a file; `data` may be unaligned (safetensors promises nothing).
 struct Array {
-  std::string name;            ///< "" in npy, which holds one array
-  std::string type_name;       ///< as the file spells it: "<f4", "BF16"
-  std::optional<DType> dtype;  ///< absent: a type that attention has no use for
+  std::string name;       ///< "" in npy, which holds one array
+  std::string type_name;  ///< as the file spells it: "<f4", "BF16"
+  /// Booleans are u8; absent: 64-bit integers, and what attention has no use for.
+  std::optional<DType> dtype;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> stride;  ///< in elements; row-major, or column-major in npy
   const std::byte* data = nullptr;

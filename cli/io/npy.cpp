@@ -126,16 +126,20 @@ class HeaderParser {
   const std::string& path_;
 };
 
-std::optional<DType> dtype_of(const std::string& descr) {
-  if (descr == "<f2") return DType::f16;
-  if (descr == "<f4") return DType::f32;
-  if (descr == "<f8") return DType::f64;
-  if (descr == "<i4") return DType::i32;
-  return std::nullopt;
-}
+struct Type {
+  std::string_view descr;
+  std::int64_t bytes;
+  std::optional<DType> dtype;
+};
 
-DType checked_dtype(const std::string& descr, const std::string& path) {
-  if (const auto dtype = dtype_of(descr)) return *dtype;
+constexpr Type kTypes[] = {{"<f2", 2, DType::f16}, {"<f4", 4, DType::f32}, {"<f8", 8, DType::f64},
+                           {"<i4", 4, DType::i32}, {"|u1", 1, DType::u8},  {"|b1", 1, DType::u8},
+                           {"<i8", 8, {}}};
+
+const Type& checked_type(const std::string& descr, const std::string& path) {
+  for (const Type& type : kTypes) {
+    if (type.descr == descr) return type;
+  }
   if (descr.starts_with('>')) {
     throw FileError(path, "is big-endian (" + descr + "), must be little-endian; in NumPy: " +
                               "a.astype(a.dtype.newbyteorder('<'))");
@@ -147,7 +151,8 @@ DType checked_dtype(const std::string& descr, const std::string& path) {
     throw FileError(path, "holds " + descr + ", maybe bf16, for which .npy has no type; " +
                               "store bf16 as .safetensors");
   }
-  throw FileError(path, "holds elements of type " + descr + ", must be <f2, <f4 or <f8");
+  throw FileError(path, "holds elements of type " + descr +
+                            ", must be <f2, <f4 or <f8 (or <i4, <i8, |u1, |b1)");
 }
 
 struct Extent {
@@ -187,11 +192,12 @@ Array parse_npy(std::span<const std::byte> file, const std::string& path) {
   const Header header = HeaderParser(text, path).parse();
   Array array;
   array.type_name = header.descr;
-  array.dtype = checked_dtype(header.descr, path);
+  const Type& type = checked_type(header.descr, path);
+  array.dtype = type.dtype;
   array.shape = header.shape;
   const auto count = element_count(header.shape);
   std::int64_t bytes = 0;
-  if (!count || __builtin_mul_overflow(*count, size_of(*array.dtype), &bytes)) {
+  if (!count || __builtin_mul_overflow(*count, type.bytes, &bytes)) {
     throw FileError(path, "its shape " + shape_text(header.shape) + " overflows 64 bits");
   }
   const std::size_t present = file.size() - at.begin - at.size;

@@ -65,8 +65,9 @@ def random_qkv(seed, s_q=7, s_k=9, h_q=4, h_k=2, d_qk=16, d_v=24, b=2, dtype=np.
     return [random.standard_normal(shape).astype(dtype) for shape in shapes]
 
 
-def attention(q, k, v, visible=None, softcap=0.0, slopes=None, scale=None):
-    """O and LSE in float64, straight from the formula; `visible` is [s_q, s_k]."""
+def attention(q, k, v, visible=None, softcap=0.0, slopes=None, scale=None, bias=0.0, sinks=None, kept=1.0):
+    """O and LSE in float64, straight from the formula; `visible`, `bias` and `kept`, which multiplies
+    the probabilities, broadcast to [b, h_q, s_q, s_k], `sinks` are [h_q]."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     k, v = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
@@ -78,15 +79,22 @@ def attention(q, k, v, visible=None, softcap=0.0, slopes=None, scale=None):
         i, j = np.indices(scores.shape[2:])
         distance = np.abs(i + scores.shape[3] - scores.shape[2] - j)
         scores = scores - np.asarray(slopes)[:, None, None] * distance
+    scores = scores + bias
     if visible is not None:
         scores = np.where(visible, scores, -np.inf)
+    if sinks is not None:  # a key without a value
+        column = np.broadcast_to(np.asarray(sinks, np.float64)[:, None, None], (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, column], -1)
+        v = np.concatenate([v, np.zeros_like(v[:, :1])], 1)
+        kept = np.concatenate([np.broadcast_to(kept, (*scores.shape[:3], scores.shape[3] - 1)),
+                               np.ones_like(column)], -1)
     with np.errstate(divide="ignore", invalid="ignore"):
         maximum = scores.max(-1, keepdims=True)
         weights = np.where(np.isinf(scores), 0.0, np.exp(scores - maximum))
         total = weights.sum(-1, keepdims=True)
         lse = np.where(total > 0, np.log(total) + maximum, -np.inf)[..., 0]
         weights = np.where(total > 0, weights / total, 0.0)
-    return np.einsum("bhij,bjhd->bihd", weights, v), lse
+    return np.einsum("bhij,bjhd->bihd", weights * kept, v), lse
 
 
 def band(s_q, s_k, left=None, right=None, shift=None):
@@ -122,7 +130,7 @@ def bf16_bytes(array):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
 
 
-DTYPES = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
+DTYPES = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I32": "<i4", "I64": "<i8", "U8": "|u1", "BOOL": "|b1"}
 
 
 def pack(padding=0, **arrays):

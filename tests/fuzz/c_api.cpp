@@ -38,9 +38,9 @@ class Caller {
   void call() {
     make_tensors();
     make_options();
-    switch (in_.ConsumeIntegralInRange(0, 4)) {
+    switch (in_.ConsumeIntegralInRange(0, 6)) {
       case 0:
-        judge(abacist_forward(&tensors_, &options_, &plan_options_, nullptr));
+        judge_run(abacist_forward(&tensors_, &options_, &plan_options_, nullptr));
         break;
       case 1:
         judge(abacist_backward(&tensors_, &options_, &plan_options_, nullptr));
@@ -51,12 +51,24 @@ class Caller {
       case 3:
         judge(abacist_validate(in_.ConsumeIntegral<std::int32_t>() % 3, &tensors_, &options_));
         break;
+      case 4:
+        append();
+        break;
+      case 5: {
+        const abacist_tensor positions = tensor({kB}, ABACIST_I32);
+        const abacist_rotary r = rotary();
+        const abacist_tensor& out = in_.ConsumeBool() ? tensors_.dq : tensors_.q;
+        judge(abacist_rotate(&tensors_.q, &positions, &r, &out));
+        break;
+      }
       default:
         plan();
     }
   }
 
  private:
+  enum { kB, kSq, kHq, kHk, kSk, kDqk, kDv, kB1 };
+
   /// Extents of an operand: b, s_q or s_k, heads, d_qk or d_v; mostly as they should be.
   abacist_tensor tensor(std::initializer_list<int> axes, std::int32_t dtype) {
     abacist_tensor t{};
@@ -137,7 +149,6 @@ class Caller {
   }
 
   void make_tensors() {
-    enum { kB, kSq, kHq, kHk, kSk, kDqk, kDv, kB1 };
     sizes_[kB1] = sizes_[kB] + 1;
     const auto dtype = in_.ConsumeIntegralInRange<std::int32_t>(ABACIST_F32, ABACIST_F64);
     const bool varlen = in_.ConsumeIntegralInRange(0, 3) == 0;
@@ -215,6 +226,37 @@ class Caller {
     for (const Region& region : regions_) {
       require(std::equal(region.before.begin(), region.before.end(), region.bytes.get()));
     }
+  }
+
+  /// Page ids are data: what they make of a run is told after it.
+  void judge_run(abacist_status status) {
+    const bool told = tensors_.block_table.rank != 0 && status == ABACIST_INVALID_ARGUMENT &&
+                      std::strcmp(abacist_last_error_argument(), "block_table") == 0 &&
+                      std::strstr(abacist_last_error_message(), "were skipped") != nullptr;
+    if (!told) judge(status);
+  }
+
+  abacist_rotary rotary() {
+    abacist_rotary r{};
+    r.struct_size = size_of_struct(sizeof r);
+    if (in_.ConsumeBool()) return r;
+    r.cos = tensor({kSk, kB}, ABACIST_F32);  // b pairs turn, at s_k positions
+    r.sin = tensor({kSk, kB}, ABACIST_F32);
+    r.style = in_.ConsumeIntegralInRange(0, 2);
+    return r;
+  }
+
+  void append() {
+    abacist_append_tensors a{};
+    a.struct_size = size_of_struct(sizeof a);
+    a.k = tensor({kB, kSq, kHk, kDqk}, tensors_.q.dtype);
+    a.v = tensor({kB, kSq, kHk, kDv}, tensors_.q.dtype);
+    a.k_cache = tensors_.k;
+    a.v_cache = tensors_.v;
+    a.lengths = tensor({kB}, ABACIST_I32);
+    a.block_table = tensors_.block_table;
+    const abacist_rotary r = rotary();
+    judge(abacist_append(&a, in_.ConsumeBool() ? &r : nullptr));
   }
 
   void merge() {
