@@ -18,7 +18,7 @@ from collections.abc import Sequence
 OPERANDS = (
     "q", "k", "v", "o", "lse", "d_o", "d_lse", "dq", "dk", "dv",
     "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k", "sinks", "d_sinks", "key_lengths", "bias",
-    "d_bias", "visible",
+    "d_bias", "visible", "block_table",
 )  # fmt: skip
 TENSOR = struct.Struct("<Qiiii4q4q")  # data, dtype, rank, device_type, device_index, shape, stride
 OPTIONS = struct.Struct("<Qiiiiqqddqqdq")
@@ -32,7 +32,7 @@ MAX_RANK = 4
 ABSENT = bytes(TENSOR.size)
 HEAD = struct.pack("<Q", 8 + TENSOR.size * len(OPERANDS))
 NO_GRADIENTS = ABSENT * 5  # d_o, d_lse, dq, dk, dv
-NO_EXTRAS = ABSENT * 9  # alibi_slopes and what follows it
+NO_EXTRAS = ABSENT * 10  # alibi_slopes and what follows it
 EXTRAS = OPERANDS[10:]
 
 # What the caller named an argument that the library calls otherwise.

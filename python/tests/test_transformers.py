@@ -1,64 +1,198 @@
-"""Small random models of transformers give the logits and gradients of their eager attention."""
+"""Small random models of transformers give the results of their eager attention."""
+
+import inspect
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
-from abacist.compat.transformers import register  # noqa: E402
+import abacist.compat.transformers as compat  # noqa: E402
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=8, pad_token_id=0)  # fmt: skip
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 
 
-def llama(implementation):
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**SIZES, attn_implementation=implementation))  # fmt: skip
+def llama(**more):
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig(**SIZES, **more)
 
 
-def gemma(implementation):
-    # Softcap, and a sliding window in every other layer.
-    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(
-        **SIZES, sliding_window=4, attn_logit_softcapping=5.0, attn_implementation=implementation))  # fmt: skip
+def gemma(**more):
+    """Softcap, and a sliding window in every other layer."""
+    return transformers.Gemma2ForCausalLM, transformers.Gemma2Config(
+        **SIZES, sliding_window=4, attn_logit_softcapping=5.0, **more)  # fmt: skip
 
 
-@pytest.fixture(params=[llama, gemma])
-def models(request):
-    register()
+def gpt_oss(**more):
+    """Sinks, and a sliding window in every other layer."""
+    return transformers.GptOssForCausalLM, transformers.GptOssConfig(
+        **SIZES, sliding_window=4, num_local_experts=2, num_experts_per_tok=1, **more)  # fmt: skip
+
+
+def mistral(**more):
+    return transformers.MistralForCausalLM, transformers.MistralConfig(**SIZES, sliding_window=4, **more)
+
+
+def pair(kind, **more):
+    """One model with eager attention and one with ours, of the same weights."""
+    compat.register()
     torch.manual_seed(1)
-    eager = request.param("eager")
-    ours = request.param("abacist")
-    ours.load_state_dict(eager.state_dict())
-    return eager.eval(), ours.eval()
+    models = []
+    for implementation in ("eager", "abacist"):
+        model, config = kind(attn_implementation=implementation, **more)
+        models.append(model(config).eval())
+    if kind is gpt_oss:
+        for layer in models[0].model.layers:
+            torch.nn.init.normal_(layer.self_attn.sinks)
+    models[1].load_state_dict(models[0].state_dict())
+    assert models[1].config._attn_implementation == "abacist"
+    return models
+
+
+@pytest.fixture(params=[llama, gemma, gpt_oss, mistral], scope="module")
+def models(request):
+    return pair(request.param)
 
 
 def test_logits_and_gradients(models):
+    torch.manual_seed(2)
     tokens, results = torch.randint(1, 50, (2, 11)), []
     for model in models:
+        model.zero_grad()
         logits = model(tokens).logits
         logits.square().mean().backward()
-        results.append((logits, *(p.grad for p in model.parameters())))
+        results.append((logits, *(p.grad for p in model.parameters() if p.grad is not None)))
+    assert len(results[0]) == len(results[1]) > 10
     for x, y in zip(*results):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(x, y, **CLOSE)
 
 
-def test_a_padded_batch(models):
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch(models, side):
+    torch.manual_seed(3)
     tokens, mask = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
-    mask[0, :4] = 0
+    mask[0, slice(0, 4) if side == "left" else slice(5, 9)] = 0
     with torch.no_grad():
         x, y = (model(tokens, attention_mask=mask).logits for model in models)
-    torch.testing.assert_close(x[0, 4:], y[0, 4:], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(x[1], y[1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(x[mask.bool()], y[mask.bool()], **CLOSE)
 
 
-def test_greedy_decoding(models):
-    tokens = torch.randint(1, 50, (1, 5))
-    x, y = (m.generate(tokens, max_new_tokens=20, min_new_tokens=20, do_sample=False) for m in models)
+@pytest.mark.parametrize("form", ["bool", "float", "infinite"])
+def test_a_callers_own_4d_mask(form):
+    eager, ours = pair(llama)
+    torch.manual_seed(4)
+    tokens, seen = torch.randint(1, 50, (2, 9)), (torch.rand(2, 1, 9, 9) < 0.6) | torch.eye(9).bool()
+    floats = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    mask = {"bool": seen, "float": floats, "infinite": floats.masked_fill(~seen, -torch.inf)}[form]
+    with torch.no_grad():
+        x, y = eager(tokens, attention_mask=floats).logits, ours(tokens, attention_mask=mask).logits
+        causal = ours(tokens).logits
+    torch.testing.assert_close(x, y, **CLOSE)
+    assert not torch.allclose(y, causal, atol=1e-3)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_greedy_decoding(models, cache):
+    torch.manual_seed(5)
+    tokens, mask = torch.randint(1, 50, (2, 5)), torch.ones(2, 5, dtype=torch.long)
+    mask[0, :2] = 0
+    options = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False,
+               "attention_mask": mask, "cache_implementation": cache}  # fmt: skip
+    x, y = (m.generate(tokens, disable_compile=True, **options) for m in models)
     assert torch.equal(x, y)
 
 
-def test_it_is_ours_that_runs_and_weights_are_refused(models):
-    with pytest.raises(NotImplementedError, match="output_attentions"):
-        models[1].model.layers[0].self_attn(
-            torch.randn(1, 3, 32), position_embeddings=(torch.ones(1, 3, 8), torch.zeros(1, 3, 8)),
-            attention_mask=None, output_attentions=True)  # fmt: skip
+def test_a_prompt_in_pieces(models):
+    """Several queries behind a cache stand at its end (bottom-right), though s_q != s_k."""
+    torch.manual_seed(6)
+    tokens, results = torch.randint(1, 50, (1, 12)), []
+    known = inspect.signature(models[0].forward).parameters
+    name = "cache" if "cache" in known else "past_key_values"  # of older versions
+    for model in models:
+        cache, parts = {name: transformers.DynamicCache(config=model.config)}, []
+        with torch.no_grad():
+            for piece in tokens.split([5, 1, 6], 1):
+                parts.append(model(piece, use_cache=True, **cache).logits)
+        results.append(torch.cat(parts, 1))
+    torch.testing.assert_close(*results, **CLOSE)
+
+
+def test_dropout_in_training_only():
+    eager, ours = pair(llama, attention_dropout=0.5)
+    tokens = torch.randint(1, 50, (1, 11))
+    with torch.no_grad():
+        torch.testing.assert_close(eager(tokens).logits, ours(tokens).logits, **CLOSE)
+        ours.train()
+        results = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            results.append(ours(tokens).logits)
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+def test_an_encoder_with_padding():
+    def bert(**more):
+        return transformers.BertModel, transformers.BertConfig(
+            vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, **more)  # fmt: skip
+
+    eager, ours = pair(bert)
+    tokens, mask = torch.randint(1, 50, (3, 9)), torch.ones(3, 9, dtype=torch.long)
+    mask[0, 4:] = mask[1, :2] = 0
+    with torch.no_grad():
+        x, y = (m(tokens, attention_mask=mask).last_hidden_state for m in (eager, ours))
+    torch.testing.assert_close(x[mask.bool()], y[mask.bool()], **CLOSE)
+
+
+def test_relative_positions_and_cross_attention():
+    def t5(**more):
+        return transformers.T5ForConditionalGeneration, transformers.T5Config(
+            vocab_size=50, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0,
+            decoder_start_token_id=0, **more)  # fmt: skip
+
+    models, results = pair(t5), []
+    tokens, mask = torch.randint(2, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[0, 5:] = 0
+    for model in models:
+        logits = model(tokens, attention_mask=mask, labels=tokens[:, :7].contiguous()).logits
+        logits.square().mean().backward()
+        bias = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        results.append((logits, bias.grad, *model.generate(tokens, max_new_tokens=8, do_sample=False)))
+    for x, y in zip(*results):
+        torch.testing.assert_close(x, y, **CLOSE)
+
+
+def test_heads_are_not_repeated(monkeypatch):
+    """Keys and values reach the library as the cache has them, in place."""
+    q, kv, seen = torch.randn(1, 6, 3, 8), torch.randn(1, 2, 5, 8), []
+    original = compat.attention
+    monkeypatch.setattr(compat, "attention", lambda q, k, v, **more: (
+        seen.append((k.shape, k.data_ptr(), v.data_ptr())), original(q, k, v, **more))[1])  # fmt: skip
+    o, none = compat._forward(torch.nn.Module(), q, kv, kv, is_causal=False,
+                              s_aux=torch.zeros(6, dtype=torch.bfloat16))  # fmt: skip
+    repeated = kv.repeat_interleave(3, 1)
+    p = torch.cat([q @ repeated.mT / 8**0.5, torch.zeros(1, 6, 3, 1)], -1).softmax(-1)[..., :-1]
+    torch.testing.assert_close(o, (p @ repeated).transpose(1, 2), **CLOSE)
+    assert none is None and seen == [((1, 5, 2, 8), kv.data_ptr(), kv.data_ptr())]
+
+
+@pytest.mark.parametrize("kind, message, changed", [
+    (NotImplementedError, "output_attentions", {"output_attentions": True}),
+    (NotImplementedError, "head_mask", {"head_mask": torch.ones(4)}),
+    (NotImplementedError, "sinks", {"sinks": torch.ones(1, 4, 3, 1)}),
+    (NotImplementedError, "block_indices", {"block_indices": torch.ones(1)}),
+    (NotImplementedError, "attention_mask: is a str", {"attention_mask": "causal"}),
+    (ValueError, r"attention_mask: has shape \(1, 3\)", {"attention_mask": torch.ones(1, 3).bool()}),
+    (ValueError, "attention_mask: has shape", {"attention_mask": torch.ones(1, 1, 3, 2).bool()}),
+    (TypeError, "attention_mask: has type torch.int64", {"attention_mask": torch.ones(1, 1, 3, 3).long()}),
+    (ValueError, "attention_mask", {"attention_mask": torch.ones(1, 1, 2, 3).bool()}),
+    (ValueError, "position_bias", {"position_bias": torch.ones(4, 3, 3)}),
+    (ValueError, "s_aux", {"s_aux": torch.ones(3)}),
+    (TypeError, "scaling", {"scaling": "big"}),
+    (ValueError, "dropout", {"dropout": 1.5}),
+])  # fmt: skip
+def test_what_cannot_be_done_is_refused(kind, message, changed):
+    x = torch.randn(1, 4, 3, 8)
+    with pytest.raises(kind, match=f"^{message}"):
+        compat._forward(torch.nn.Module(), x, x, x, **changed)

@@ -5,6 +5,12 @@ from __future__ import annotations
 import typing
 
 from .._attention import attention
+from ._names import ERRORS, renamed
+
+NAMES = {
+    "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask",
+    "causal": "is_causal",
+}  # fmt: skip
 
 
 def sdpa(
@@ -53,6 +59,8 @@ def sdpa(
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: is given with is_causal=True, must be one of them")
     for name in ("key", "value"):
+        if names[name].dtype != query.dtype:
+            raise TypeError(f"{name}: has type {names[name].dtype}, must be that of query, {query.dtype}")
         heads = names[name].shape[-3] if rank > 2 else 1
         if not enable_gqa and rank > 2 and heads != query.shape[-3]:
             raise ValueError(
@@ -62,11 +70,20 @@ def sdpa(
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     extra: dict[str, typing.Any] = {}
     if attn_mask is not None:
+        import torch
+
+        if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+            raise TypeError(
+                f"attn_mask: has type {attn_mask.dtype}, must be torch.bool, torch.float32 or that of query"
+            )
         extra["bias" if attn_mask.is_floating_point() else "mask"] = _spread(attn_mask, key)
-    o = attention(
-        query, key, value, causal=is_causal, dropout_p=dropout_p, scale=scale,
-        layout="bhsd", align="top-left", **extra,
-    )  # fmt: skip
+    try:
+        o = attention(
+            query, key, value, causal=is_causal, dropout_p=dropout_p, scale=scale,
+            layout="bhsd", align="top-left", **extra,
+        )  # fmt: skip
+    except ERRORS as error:
+        raise renamed(error, NAMES) from None
     return o.reshape(o.shape[4 - rank :])
 
 

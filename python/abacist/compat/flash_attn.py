@@ -1,7 +1,9 @@
 """Functions of flash-attn 2 on Abacist: axes ``[b, s, h, d]``, causal bottom-right, -1 for no bound.
 
-Unlike the original: lse of a row that sees no key is -inf, not +inf; results are deterministic whatever
-`deterministic` says; head dimensions need not be multiples of 8.
+Signatures are those of flash-attn 2.7 and 2.8. Unlike the original: float32 is served, too, head
+dimensions need not be multiples of 8, pages may have any size, results are deterministic whatever
+`deterministic` says, lse of a row that sees no key is -inf (there +inf), and with `alibi_slopes` and
+`causal` lse is that of the documented bias (there each row's is shifted by slope * (i + shift)).
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import typing
 
 from .._attention import attention
+from ._names import ERRORS, renamed
 
 __all__ = [
     "flash_attn_func",
@@ -21,29 +24,56 @@ __all__ = [
 ]
 
 Window = tuple[int, int]
+NAMES = {
+    "scale": "softmax_scale", "window": "window_size", "max_s_q": "max_seqlen_q",
+    "max_s_k": "max_seqlen_k", "max_lengths.s_q": "max_seqlen_q", "max_lengths.s_k": "max_seqlen_k",
+}  # fmt: skip
 
 
 def _window(window_size: Window) -> tuple[int | None, int | None] | None:
-    left, right = window_size
-    if left < 0 and right < 0:
+    try:
+        left, right = window_size
+        unbounded = left < 0, right < 0
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size: is {window_size!r}, must be (left, right)") from None
+    if unbounded == (True, True):
         return None
-    return (None if left < 0 else left, None if right < 0 else right)
+    return (None if unbounded[0] else left, None if unbounded[1] else right)
+
+
+def _check_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
+    if return_attn_probs and dropout_p:
+        raise NotImplementedError(
+            "return_attn_probs: with dropout it asks for the probabilities, which are never written"
+        )
 
 
 def _run(
     q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
     return_attn_probs, **rest,
 ) -> typing.Any:  # fmt: skip
-    if return_attn_probs and dropout_p:
-        raise NotImplementedError(
-            "return_attn_probs: with dropout it asks for the probabilities, which are never written"
-        )
-    result = attention(
-        q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
-        window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes,
-        return_lse=return_attn_probs, **rest,
-    )  # fmt: skip
+    _check_probabilities(return_attn_probs, dropout_p)
+    try:
+        result = attention(
+            q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
+            window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes,
+            return_lse=return_attn_probs, **rest,
+        )  # fmt: skip
+    except ERRORS as error:
+        raise renamed(error, NAMES) from None
     return (*result, None) if return_attn_probs else result
+
+
+def _unpack(name: str, packed: typing.Any, count: int, varlen: bool = False) -> typing.Any:
+    """The `count` tensors that lie side by side before the axis of heads."""
+    shape = tuple(packed.shape)
+    axis = 1 if varlen else 2
+    if len(shape) != axis + 3 or shape[axis] != count:
+        lead = "total" if varlen else "b, s"
+        raise ValueError(f"{name}: has shape {shape}, must be [{lead}, {count}, h, d]")
+    if hasattr(packed, "unbind"):  # torch: one gradient, not one of full size for each
+        return packed.unbind(axis)
+    return tuple(packed[(slice(None),) * axis + (n,)] for n in range(count))
 
 
 def flash_attn_func(
@@ -81,7 +111,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> typing.Any:
     """As `flash_attn_func` with ``kv [b, s_k, 2, h_k, d]``."""
-    return _run(q, kv[:, :, 0], kv[:, :, 1], dropout_p, softmax_scale, causal, window_size, softcap,
+    return _run(q, *_unpack("kv", kv, 2), dropout_p, softmax_scale, causal, window_size, softcap,
                 alibi_slopes, return_attn_probs)  # fmt: skip
 
 
@@ -97,8 +127,8 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> typing.Any:
     """As `flash_attn_func` with ``qkv [b, s, 3, h, d]``."""
-    return _run(qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], dropout_p, softmax_scale, causal,
-                window_size, softcap, alibi_slopes, return_attn_probs)  # fmt: skip
+    return _run(*_unpack("qkv", qkv, 3), dropout_p, softmax_scale, causal, window_size, softcap,
+                alibi_slopes, return_attn_probs)  # fmt: skip
 
 
 def _varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) -> dict[str, typing.Any]:
@@ -126,13 +156,26 @@ def flash_attn_varlen_func(
 ) -> typing.Any:
     """Sequences one after another: ``q [total_q, h_q, d]``, ``k, v [total_k, h_k, d]``.
 
-    `cu_seqlens_q` and `cu_seqlens_k` are int32 ``[b + 1]``. A `block_table` (paged k and v) is refused.
+    `cu_seqlens_q` and `cu_seqlens_k` are int32 ``[b + 1]``. With a `block_table`, int32
+    ``[b, max_pages]``, k and v are pages ``[pages, page_size, h_k, d]`` and `cu_seqlens_k` gives the
+    lengths; that is without gradients, as in the original.
     """
-    if block_table is not None:
-        raise NotImplementedError("block_table: paged k and v are not supported, must be None")
-    return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs,
-                **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
+    if block_table is None:
+        return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                    return_attn_probs,
+                    **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
+    from . import _kvcache
+
+    _check_probabilities(return_attn_probs, dropout_p)
+    try:
+        result = _kvcache.varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
+            alibi_slopes, return_attn_probs, causal=causal, window=_window(window_size),
+            scale=softmax_scale, softcap=softcap, dropout_p=dropout_p,
+        )  # fmt: skip
+    except ERRORS as error:
+        raise renamed(error, NAMES) from None
+    return (*result, None) if return_attn_probs else result[0]
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -152,8 +195,8 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> typing.Any:
     """As `flash_attn_varlen_func` with ``kv [total_k, 2, h_k, d]``."""
-    return _run(q, kv[:, 0], kv[:, 1], dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, return_attn_probs,
+    return _run(q, *_unpack("kv", kv, 2, True), dropout_p, softmax_scale, causal, window_size,
+                softcap, alibi_slopes, return_attn_probs,
                 **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
 
 
@@ -171,14 +214,9 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> typing.Any:
     """As `flash_attn_varlen_func` with ``qkv [total, 3, h, d]``."""
-    return _run(qkv[:, 0], qkv[:, 1], qkv[:, 2], dropout_p, softmax_scale, causal, window_size,
+    return _run(*_unpack("qkv", qkv, 3, True), dropout_p, softmax_scale, causal, window_size,
                 softcap, alibi_slopes, return_attn_probs,
                 **_varlen(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))  # fmt: skip
-
-
-def _append(cache: typing.Any, new: typing.Any, lengths: list[int]) -> None:
-    for sequence, length in enumerate(lengths):
-        cache[sequence, length : length + new.shape[1]] = new[sequence]
 
 
 def flash_attn_with_kvcache(
@@ -202,47 +240,68 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> typing.Any:
-    """Attention over the first `cache_seqlens` rows of a cache, after appending k and v to it.
+    """Attention over the first `cache_seqlens` keys of a cache, after appending k and v to it.
 
-    ``k_cache, v_cache [b, s_cache, h_k, d]`` are torch tensors, written in place when
-    ``k, v [b, s_new, h_k, d]`` are given. `cache_seqlens` is an integer or int32 ``[b]``, the lengths
-    before appending. A cache that is too short is a ValueError, and nothing is written. Rotary
-    embedding, `cache_batch_idx`, `cache_leftpad`, `block_table` and `num_splits` are refused. Returns o,
-    or (o, lse). Without gradients, as the original.
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[b, s_q, h_q, d]``.
+    k_cache, v_cache : torch.Tensor
+        ``[b_cache, s_cache, h_k, d]``, or with a `block_table` ``[pages, page_size, h_k, d]``.
+        Written in place when `k` and `v` are given.
+    k, v : torch.Tensor, optional
+        ``[b, s_new, h_k, d]``, appended behind the `cache_seqlens` keys of each sequence.
+    rotary_cos, rotary_sin : torch.Tensor, optional
+        ``[positions, d_rot / 2]``, float32 or the type of q, given with k and v. k is rotated for
+        positions cache_seqlens, cache_seqlens + 1, ..., and so is q if causal or with a window; else
+        all rows of q are for position cache_seqlens.
+    cache_seqlens : int or torch.Tensor, optional
+        One number, or int32 ``[b]``: keys in the cache before appending; default all of it. The
+        tensor is not raised.
+    cache_batch_idx : torch.Tensor, optional
+        int32 ``[b]``: the row of the cache that each sequence has; not with a `block_table`.
+    block_table : torch.Tensor, optional
+        int32 ``[b, max_pages]``: key j of sequence n is row ``j % page_size`` of page
+        ``block_table[n, j // page_size]``.
+    softmax_scale, causal, window_size, softcap, alibi_slopes
+        As in `flash_attn_func`.
+    rotary_interleaved : bool, default True
+        Pairs (2i, 2i + 1), else (i, i + d_rot / 2).
+    num_splits : int, default 0
+        1 keeps keys in one piece (and a sequence's bits independent of the batch); 0 leaves it to
+        the library, whose splits follow from the shapes. More cannot be asked for.
+    return_softmax_lse : bool, default False
+        Return (o, lse), lse float32 ``[b, h_q, s_q]``.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[b, s_q, h_q, d]``, without a gradient, as in the original.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        Each names the argument. Arguments are checked, and that the cache has room, before it is
+        written; a page id outside the pool among the pages in use is found afterwards.
+        NotImplementedError: `cache_leftpad`, `num_splits` above 1.
     """
-    import torch
+    from . import _kvcache
 
-    refused = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "block_table": block_table,
-               "cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad}  # fmt: skip
-    for name, value in refused.items():
-        if value is not None:
-            raise NotImplementedError(f"{name}: is not supported, must be None")
+    if cache_leftpad is not None:
+        raise NotImplementedError(
+            "cache_leftpad: keys that begin behind a cache's first row are not supported, must be None"
+        )
     if num_splits not in (0, 1):
-        raise NotImplementedError(f"num_splits: is {num_splits}; splits follow from the problem, must be 0")
-    if (k is None) != (v is None):
-        raise ValueError("k, v: must be given together")
-    if k is not None and cache_seqlens is None:
-        raise ValueError("cache_seqlens: is missing, must be given with k and v")
-    if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32)
-    with torch.no_grad():
-        if k is not None:
-            lengths, room = cache_seqlens.tolist(), k_cache.shape[1]
-            if len(lengths) != k.shape[0] or k.shape != k_cache.shape[:1] + k.shape[1:2] + k_cache.shape[2:]:
-                raise ValueError(f"k: has shape {tuple(k.shape)}, does not fit k_cache {tuple(k_cache.shape)}")
-            if v.shape != v_cache.shape[:1] + k.shape[1:2] + v_cache.shape[2:]:
-                raise ValueError(f"v: has shape {tuple(v.shape)}, does not fit v_cache {tuple(v_cache.shape)}")
-            if v_cache.shape[1] != room:
-                raise ValueError(f"v_cache: has {v_cache.shape[1]} rows, must be {room}")
-            if lengths and (min(lengths) < 0 or max(lengths) + k.shape[1] > room):
-                raise ValueError(
-                    f"cache_seqlens: is {lengths}, with {k.shape[1]} new rows must be in [0, {room}]"
-                )
-            _append(k_cache, k, lengths)
-            _append(v_cache, v, lengths)
-            cache_seqlens = cache_seqlens + k.shape[1]
-        return attention(
-            q, k_cache, v_cache, scale=softmax_scale, causal=causal, window=_window(window_size),
-            softcap=softcap, alibi_slopes=alibi_slopes, key_lengths=cache_seqlens,
-            return_lse=return_softmax_lse,
+        raise NotImplementedError(
+            f"num_splits: is {num_splits}; splits follow from the shapes, must be 0, or 1 for none"
+        )
+    try:
+        rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, k)
+        o, lse = _kvcache.decode(
+            q, k_cache, v_cache, k, v, rotary, cache_seqlens, cache_batch_idx, block_table,
+            alibi_slopes, bool(num_splits), return_softmax_lse,
+            causal=causal, window=_window(window_size), scale=softmax_scale, softcap=softcap,
         )  # fmt: skip
+    except ERRORS as error:
+        raise renamed(error, NAMES) from None
+    return (o, lse) if return_softmax_lse else o
