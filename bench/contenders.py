@@ -36,10 +36,10 @@ class Abacist:
         """Seconds of one run, averaged over a burst of at least `seconds`. The data is made, and one
         run done, before the first burst of a problem."""
         h, s, d = problem.heads, problem.s, problem.d
-        answer = self.ask({"pass": problem.direction, "dtype": problem.dtype, "b": 1, "s_q": s,
-                           "s_k": s, "h_q": h, "h_k": h, "d_qk": d, "d_v": d,
-                           "causal": problem.causal, "threads": self.threads,
-                           "min_seconds": seconds})
+        answer = self.ask({"pass": problem.direction, "dtype": problem.dtype, "b": 1,
+                           "s_q": problem.queries, "s_k": s, "h_q": h, "h_k": h, "d_qk": d, "d_v": d,
+                           "causal": problem.causal, "feature": problem.feature,
+                           "threads": self.threads, "min_seconds": seconds})
         self.kernel = answer["kernel"]
         return answer["seconds_per_run"]
 
@@ -50,6 +50,11 @@ class Abacist:
     def peak_gflops(self):
         """FMA rate of registers alone, on the same threads."""
         return self.ask({"peak": True, "threads": self.threads})["flops_per_second"] / 1e9
+
+    def copy_gbytes(self, seconds):
+        """GB/s read plus written by copies of 256 MiB, on the same threads."""
+        question = {"copy": True, "threads": self.threads, "min_seconds": seconds}
+        return self.ask(question)["bytes_per_second"] / 1e9
 
     def close(self):
         self.process.stdin.close()
@@ -74,21 +79,36 @@ class Torch:
         torch.set_num_threads(threads)
         self.version = torch.__version__
         self.capability = torch.backends.cpu.get_cpu_capability()
-        self.prepared = (None, None)
+        self.prepared = {}
+
+    @staticmethod
+    def offers(problem):
+        """Whether one call of PyTorch computes it, and is worth waiting for: its dropout writes the score
+        matrix, takes seconds, and is timed in two cells only."""
+        if problem.value("dropout") is not None:
+            return problem.direction == "bwd" or not problem.causal
+        return problem.feature in ("plain", "bias", "mask")
 
     def prepare(self, problem):
         """A function that runs the problem once, on random normal data of the same memory layout as
-        Abacist's, [b, s, h, d]."""
+        Abacist's, [b, s, h, d]; a bias and a boolean mask are [1, 1, s_q, s_k]."""
         torch = self.torch
         dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[problem.dtype]
-        shape = (1, problem.s, problem.heads, problem.d)
         generator = torch.Generator().manual_seed(1)
-        q, k, v, d_o = (torch.randn(shape, generator=generator).to(dtype).transpose(1, 2)
-                        for _ in range(4))
+        q, k, v, d_o = (torch.randn((1, rows, problem.heads, problem.d), generator=generator)
+                        .to(dtype).transpose(1, 2)
+                        for rows in (problem.queries, problem.s, problem.s, problem.queries))
+        options = {"is_causal": problem.causal, "dropout_p": problem.value("dropout") or 0.0}
+        if problem.feature in ("bias", "mask"):
+            mask = torch.randn((1, 1, problem.queries, problem.s), generator=generator).to(dtype)
+            seen = torch.ones_like(mask, dtype=torch.bool)
+            if problem.causal:  # it takes a mask or is_causal, not both
+                seen = seen.tril(problem.s - problem.queries)
+            both = mask.masked_fill(~seen, float("-inf")) if problem.feature == "bias" else (mask > 0) & seen
+            options |= {"attn_mask": both, "is_causal": False}
 
         def attention():
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v,
-                                                                    is_causal=problem.causal)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
         if problem.direction == "fwd":
             def forward():
@@ -100,9 +120,9 @@ class Torch:
         return lambda: torch.autograd.grad(o, inputs, d_o, retain_graph=True)
 
     def burst(self, problem, seconds):
-        if self.prepared[0] != problem:
-            self.prepared = (problem, self.prepare(problem))
-        run = self.prepared[1]
+        if problem not in self.prepared:
+            self.prepared[problem] = self.prepare(problem)
+        run = self.prepared[problem]
         run()  # wakes the threads, fills the caches
         runs, start = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < seconds or runs == 0:
@@ -111,4 +131,4 @@ class Torch:
         return elapsed / runs
 
     def forget(self):
-        self.prepared = (None, None)
+        self.prepared = {}

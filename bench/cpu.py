@@ -2,6 +2,7 @@
 
     python3 bench/cpu.py                       every cell, results into bench/results/cpu.json
     python3 bench/cpu.py --dtypes f32 --passes fwd --lengths 4096 --no-save
+    python3 bench/cpu.py --cells features      bias, masks, sinks, dropout, decode (features.py): 2 minutes
 
 One protocol for both: the same number of threads on the same cores, the same data layout, random normal
 data, bursts in random order, never at the same time. A rate is the median over bursts of
@@ -22,6 +23,7 @@ import subprocess
 import sys
 
 import contenders
+import features
 import machine
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -36,11 +38,27 @@ class Problem:
     s: int
     causal: bool
     heads: int
+    feature: str = "plain"  # as `abacist bench --feature` has it
+    s_q: int = 0  # 0: s
+
+    @property
+    def queries(self):
+        return self.s_q or self.s
+
+    def value(self, name):
+        """The number of a feature "name=number", or None."""
+        word, _, number = self.feature.partition("=")
+        return float(number) if word == name else None
 
     @property
     def flops(self):
-        pairs = self.heads * (self.s * (self.s + 1) // 2 if self.causal else self.s * self.s)
-        return pairs * self.d * (4 if self.direction == "fwd" else 10)
+        window = self.value("window")
+        left = self.s if window is None else int(window)
+        pairs = self.queries * self.s
+        if self.causal or window is not None:
+            lasts = range(self.s - self.queries, self.s)  # each query's last key; none before key 0
+            pairs = sum(min(last, left) + 1 for last in lasts)
+        return self.heads * pairs * self.d * (4 if self.direction == "fwd" else 10)
 
 
 def heads_for(s, d, peak_gflops):
@@ -67,7 +85,8 @@ class Cell:
         row = {
             "pass": self.problem.direction, "dtype": self.problem.dtype, "d_qk": self.problem.d,
             "d_v": self.problem.d, "heads": self.problem.heads, "causal": self.problem.causal,
-            "s": self.problem.s, "abacist": round(ours, 1), "torch": None, "ratio": None,
+            "s": self.problem.s, "s_q": self.problem.queries, "feature": self.problem.feature,
+            "abacist": round(ours, 1), "torch": None, "ratio": None,
             "share_of_fma_peak": round(ours / peak, 3),
             "spread": round(abs(statistics.median(self.abacist) /
                                 statistics.median(self.again) - 1), 3),
@@ -137,15 +156,19 @@ def save(path, run):
 
 
 def cell_of(row):
-    return tuple(row[key] for key in ("pass", "dtype", "d_qk", "d_v", "causal", "s"))
+    return (*(row[key] for key in ("pass", "dtype", "d_qk", "d_v", "causal", "s")),
+            row.get("s_q", row["s"]), row.get("feature", "plain"), row.get("group", "grid"))
 
 
 def commit(given):
     if given:
         return given
-    said = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-                          cwd=TOP, capture_output=True, text=True, check=False)
-    return said.stdout.strip() or "unknown"
+    def git(*command):
+        done = subprocess.run(["git", *command], cwd=TOP, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+    # Results of a run before this one are no change.
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+    return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "") or "unknown"
 
 
 def arguments_of(command_line):
@@ -160,6 +183,8 @@ def arguments_of(command_line):
     parser.add_argument("--abacist", default=str(TOP / "build/release/cli/abacist"),
                         help="the program (default: that of the release preset)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--cells", type=words, default=["grid", "features"], metavar="grid,features",
+                        help="all lengths without features, or features.py's (default: both)")
     parser.add_argument("--dtypes", type=words, default=list(contenders.DTYPES))
     parser.add_argument("--passes", type=words, default=["fwd", "bwd"])
     parser.add_argument("--dims", type=numbers, default=[64, 128])
@@ -172,7 +197,10 @@ def arguments_of(command_line):
     parser.add_argument("--no-save", action="store_true")
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--commit", help="what to write as commit (a machine without git)")
-    return parser.parse_args(command_line)
+    arguments = parser.parse_args(command_line)
+    if unknown := set(arguments.cells) - {"grid", "features"}:
+        parser.error(f"no cells {', '.join(sorted(unknown))}; there are grid and features")
+    return arguments
 
 
 def main(command_line=None):
@@ -192,11 +220,14 @@ def main(command_line=None):
 
     peaks = [abacist.peak_gflops() for _ in range(5)]
     print(f"FMA peak {max(peaks):.1f} GFLOP/s, clock {machine.clock_mhz() or 'not readable'}\n")
-    print(HEADER)
     cells = []
-    for problem in problems(arguments, max(peaks)):
-        cells.append(measure(problem, abacist, torch, arguments, peaks))
-        print_row(cells[-1].row(max(peaks)), max(peaks))
+    if "grid" in arguments.cells:
+        print(HEADER)
+        for problem in problems(arguments, max(peaks)):
+            cells.append(measure(problem, abacist, torch, arguments, peaks))
+            print_row(cells[-1].row(max(peaks)), max(peaks))
+    if "features" in arguments.cells:
+        cells += features.measure(Problem, Cell, abacist, torch, arguments, peaks)
     versions["abacist_target"] = abacist.kernel.rsplit(".", 1)[-1]
     peak = max(peaks)  # the best of the whole run is what every row's share refers to
     print(f"\nFMA peak {peak:.1f} GFLOP/s (best of {len(peaks)} bursts, median "
@@ -206,7 +237,7 @@ def main(command_line=None):
         save(arguments.results, {
             "date": datetime.date.today().isoformat(), "commit": commit(arguments.commit),
             "machine": about, "fma_peak_gflops": round(peak, 1), "versions": versions,
-            "units": "abacist and torch: GFLOP/s of visible pairs",
+            "units": "abacist and torch: GFLOP/s of visible pairs; kv and copy: GB/s, copy read plus written",
             "rows": [cell.row(peak) for cell in cells]})
         print(f"written to {arguments.results}")
 

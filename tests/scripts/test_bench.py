@@ -1,13 +1,16 @@
 """The benchmark's arithmetic and its results file; no contender runs."""
 
+import dataclasses
 import json
 import pathlib
 import sys
 import tempfile
+import types
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import cpu  # noqa: E402
+import features  # noqa: E402
 
 
 def run_of(machine, commit, **cell):
@@ -29,6 +32,61 @@ class Flops(unittest.TestCase):
         self.assertEqual(cpu.heads_for(8192, 128, 200), 1)
         self.assertEqual(cpu.heads_for(1024, 64, 200), 16)
         self.assertEqual(cpu.heads_for(4096, 64, 1000), 16)
+
+
+    def test_windows_and_decode_steps(self):
+        # Windows of one key to the left: 1 + 2 + 2 pairs; two queries of three keys: 2 + 2.
+        window = cpu.Problem("fwd", "f32", 8, 3, True, 2, "window=1")
+        self.assertEqual(window.flops, 2 * 5 * 32)
+        self.assertEqual(dataclasses.replace(window, causal=False).flops, 2 * 5 * 32)
+        self.assertEqual(dataclasses.replace(window, s_q=2).flops, 2 * 4 * 32)
+        self.assertEqual(dataclasses.replace(window, feature="window=9").flops, 2 * 6 * 32)
+        self.assertEqual(cpu.Problem("fwd", "f32", 8, 3, True, 2, s_q=1).flops, 2 * 3 * 32)
+        self.assertEqual(cpu.Problem("fwd", "f32", 8, 3, False, 2, "paged=16", 2).flops, 2 * 6 * 32)
+
+
+class FakeContender:
+    """So many seconds a run."""
+
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+
+    def burst(self, problem, seconds):
+        self.asked.append((problem.feature, seconds))
+        return self.seconds[problem.feature]
+
+    def offers(self, problem):
+        return problem.feature in self.seconds
+
+    def copy_gbytes(self, _):
+        return 50.0
+
+    def peak_gflops(self):
+        return 100.0
+
+    def forget(self):
+        pass
+
+
+class Features(unittest.TestCase):
+    def test_a_group(self):
+        problems = [cpu.Problem("fwd", "f32", 8, 1000, False, 2, name, 1) for name in ("plain", "paged=16")]
+        arguments = types.SimpleNamespace(rounds=3, seconds=0.25)
+        abacist, peaks = FakeContender({"plain": 2e-6, "paged=16": 4e-6}), []
+        cells = features.measure_group(features.Group("decode", problems), cpu.Cell, abacist,
+                                       FakeContender({"plain": 1e-6}), arguments, peaks)
+        plain, paged = (cell.row(100.0) for cell in cells)
+        self.assertEqual((plain["abacist"], plain["ratio"], plain["of_plain"]), (32.0, 0.5, 1.0))
+        self.assertEqual((paged["abacist"], paged["torch"], paged["of_plain"]), (16.0, None, 0.5))
+        # 2 s h d 4 bytes in 2 us, beside 50 GB/s.
+        self.assertEqual((plain["kv"], plain["copy"], plain["of_copy"]), (64.0, 50.0, 1.28))
+        self.assertEqual(abacist.asked.count(("plain", 0.25)), 6)
+        self.assertEqual(peaks, [100.0] * 3)
+
+    def test_groups_start_with_the_plain_cell(self):
+        for group in features.groups(cpu.Problem):
+            self.assertEqual(group.problems[0].feature, "plain")
+            self.assertEqual(len({(p.dtype, p.d, p.s, p.causal, p.heads, p.s_q) for p in group.problems}), 1)
 
 
 class Row(unittest.TestCase):
@@ -53,6 +111,12 @@ class Results(unittest.TestCase):
         self.assertEqual((saved["machine"]["cpu"], saved["commit"]), ("A", "2"))
         self.assertEqual([o["machine"]["cpu"] for o in saved["others"]], ["B"])
         self.assertEqual(len(saved["rows"]), 1)
+
+    def test_features_are_cells_of_their_own(self):
+        saved = self.save(run_of("A", "1"), run_of("A", "1", feature="bias", group="forward", s_q=1024),
+                          run_of("A", "1", feature="bias", group="forward", s_q=1024, abacist=5))
+        self.assertEqual([row.get("feature") for row in saved["rows"]], ["bias", None])
+        self.assertEqual(saved["rows"][0]["abacist"], 5)
 
     def test_other_cells_of_the_same_commit_stay(self):
         saved = self.save(run_of("A", "1", s=1024), run_of("A", "1", s=2048))
