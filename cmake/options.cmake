@@ -22,3 +22,12 @@ if(ABACIST_SANITIZE)
                       -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${ABACIST_SANITIZE})
 endif()
+
+# abacist_compile_quickly(<target>): for code that takes longer to compile with sanitizers than to
+# run. Without these checks of pointers, which stay in the library, GCC 12 takes three quarters of the
+# time; AddressSanitizer sees what they would have.
+function(abacist_compile_quickly target)
+  if(ABACIST_SANITIZE)
+    target_compile_options(${target} PRIVATE -O0 -fno-sanitize=null,alignment,object-size,vptr)
+  endif()
+endfunction()

@@ -174,12 +174,17 @@ def fuzz(section):
                     test_results.from_checks)
 
 
+# Slow ones that are about numbers and shapes, not threads: other sections run them.
+NOT_ABOUT_THREADS = ("Row3_|Row22_|Row48_|RowsHiddenWholeAreEmpty|BiasesMaskEveryTypeAndBroadcast"
+                     "|LengthsAroundTheTilesOfThePlan")
+
+
 def tsan(section):
     section.build("tsan")
     section.ctest("tsan", {
         "ABACIST_CPU_TARGET": one_simd_target(),
         "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
-    })
+    }, [] if section.full else ["-E", NOT_ABOUT_THREADS])
 
 
 def neon(section):

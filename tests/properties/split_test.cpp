@@ -123,7 +123,8 @@ TEST(Split, ASplitOfInfinitelyLowScoresWeighsNothing) {
 
 // Every feature that takes part after the keys: sinks, dropout, bias, rows without keys.
 TEST(Split, FeaturesMeetTheOracleWhereKeysAreSplit) {
-  for (const double p : {0.0, 0.3, 1.0}) {
+  for (const double p : {0.3, 0.0, 1.0}) {
+    if (effort() == Effort::reduced && p != 0.3) continue;
     Case c{.b = 2, .h_k = 1, .group = 2, .s_q = 2, .s_k = 2100, .d_qk = 16, .d_v = 24};
     c.options.dropout = {.p = p, .seed = 17};
     c.sinks = true;

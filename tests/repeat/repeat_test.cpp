@@ -81,8 +81,9 @@ TEST(Repeat, SameBitsForEveryThreadCountAndRun) {
         const Bits first = run(x, 1);
         // The types differ in packing and storing alone; f32 gets the runs.
         const int rounds = dtype == DType::f32 ? by_effort(1, 3, 20) : by_effort(1, 1, 5);
+        const bool few = dtype != DType::f32 && effort() == Effort::reduced;
         for (int round = 0; round < rounds; ++round) {
-          for (const int threads : {1, 2, 3, 8}) {
+          for (const int threads : few ? std::vector{3} : std::vector{1, 2, 3, 8}) {
             expect_equal(run(x, threads), first,
                          target + " " + label + " " + to_string(dtype) + " with " +
                              std::to_string(threads) + " threads, round " + std::to_string(round));
