@@ -1,6 +1,5 @@
 // Appending to caches and rotary embedding: checks, then rows in parallel.
 #include <algorithm>
-#include <compare>
 #include <string>
 #include <vector>
 
@@ -118,12 +117,16 @@ void move_head(const ConstTensor& from, std::int64_t from_at, const Tensor& to, 
   }
 }
 
-/// Rows [first, last) of a page, which take new keys by entry [n, entry] of the block table. In the
-/// order of pages and rows, neighbours overlap if any two do.
+/// Rows [first, last) of a page, which take new keys by entry [n, entry] of the block table.
 struct Filling {
   std::int64_t page, first, last, n, entry;
 
-  auto operator<=>(const Filling&) const = default;
+  /// In this order neighbours overlap if any two do.
+  bool operator<(const Filling& other) const {
+    if (page != other.page) return page < other.page;
+    if (first != other.first) return first < other.first;
+    return n != other.n ? n < other.n : entry < other.entry;
+  }
 };
 
 std::string entry_text(std::int64_t n, std::int64_t entry) {
