@@ -7,12 +7,13 @@ releases the GIL around every call.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import numbers
 import os
 import pathlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # Order and layout are those of the header; a test compares them with tests/package/abi.txt.
 OPERANDS = (
@@ -23,7 +24,9 @@ OPERANDS = (
 TENSOR = struct.Struct("<Qiiii4q4q")  # data, dtype, rank, device_type, device_index, shape, stride
 OPTIONS = struct.Struct("<Qiiiiqqddqqdq")
 PLAN_OPTIONS = struct.Struct("<Qii")
+RUN_OPTIONS = struct.Struct("<QQQQQQ")  # workspace, its bytes, stream, progress, its context
 
+HOST, CUDA = (0, 0), 1
 F32, BF16, F16, F64, I32, U8 = range(6)
 BACKENDS = {None: 0, "cpu": 1, "reference": 2, "cuda": 3}
 UNBOUNDED = 2**63 - 1
@@ -82,10 +85,12 @@ def _load() -> ctypes.CDLL:
     signatures = {
         "abacist_forward": (ctypes.c_int32, [bytes_] * 4),
         "abacist_backward": (ctypes.c_int32, [bytes_] * 4),
+        "abacist_validate": (ctypes.c_int32, [ctypes.c_int32, bytes_, bytes_]),
         "abacist_plan_create": (
             ctypes.c_int32,
             [ctypes.c_int32, bytes_, bytes_, bytes_, ctypes.POINTER(pointer)],
         ),
+        "abacist_plan_run": (ctypes.c_int32, [pointer, bytes_, bytes_]),
         "abacist_plan_destroy": (None, [pointer]),
         "abacist_plan_get_info": (ctypes.c_int32, [pointer, ctypes.POINTER(PlanInfo)]),
         "abacist_plan_declined": (text, [pointer, ctypes.c_size_t]),
@@ -111,6 +116,28 @@ forward = library.abacist_forward
 backward = library.abacist_backward
 
 
+@contextlib.contextmanager
+def planned(
+    backward: bool, tensors: bytes, options: bytes, plan_options: bytes
+) -> Iterator[tuple[ctypes.c_void_p, PlanInfo]]:
+    """A plan of the library and what it says of itself, freed at the end."""
+    plan = ctypes.c_void_p()
+    check(library.abacist_plan_create(
+        int(backward), tensors, options, plan_options, ctypes.byref(plan)
+    ))  # fmt: skip
+    try:
+        info = PlanInfo(struct_size=ctypes.sizeof(PlanInfo))
+        check(library.abacist_plan_get_info(plan, ctypes.byref(info)))
+        yield plan, info
+    finally:
+        library.abacist_plan_destroy(plan)
+
+
+def check(status: int) -> None:
+    if status:
+        raise error(status)
+
+
 def error(status: int) -> Exception:
     """The exception for a status that is not ABACIST_OK; call it in the thread of the failed call."""
     argument = library.abacist_last_error_argument().decode()
@@ -121,10 +148,12 @@ def error(status: int) -> Exception:
     return kinds.get(status, RuntimeError)(text)
 
 
-def tensor(pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int]) -> bytes:
-    """An abacist_tensor on the host; strides in elements."""
+def tensor(
+    pointer: int, dtype: int, shape: Sequence[int], stride: Sequence[int], device: tuple[int, int] = HOST
+) -> bytes:
+    """An abacist_tensor; strides in elements, the device as its type and index."""
     rank = len(shape)
-    return PACK[rank](pointer, dtype, rank, 0, 0, *shape, *stride)
+    return PACK[rank](pointer, dtype, rank, *device, *shape, *stride)
 
 
 def extras(named: dict[str, bytes]) -> bytes:

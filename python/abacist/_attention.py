@@ -200,15 +200,19 @@ def attention(
     >>> abacist.attention(q, k, v, causal=True).shape
     (1, 4, 2, 8)
     """
-    arrays = _arrays_of(q)
-    if arrays.compiling():
-        return arrays.compiled(
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():
+        # Before _arrays is looked at, whose state would become a guard of the graph.
+        from . import _torch
+
+        return _torch.compiled(
             q, k, v, return_lse, layout, causal=causal, window=window, scale=scale,
             softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks,
             dropout_p=dropout_p, seed=seed, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             max_s_q=max_s_q, max_s_k=max_s_k, key_lengths=key_lengths, align=align,
             backend=backend, deterministic=deterministic,
         )  # fmt: skip
+    arrays = _arrays_of(q)
     call = _call(
         arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p, seed,
         cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths, layout, align, backend,
@@ -240,18 +244,12 @@ class Plan:
         return self.text
 
 
-def _read_plan(handle: ctypes.c_void_p) -> Plan:
+def _read_plan(handle: ctypes.c_void_p, info: _abi.PlanInfo) -> Plan:
     library = _abi.library
-    info = _abi.PlanInfo(struct_size=ctypes.sizeof(_abi.PlanInfo))
-    status = library.abacist_plan_get_info(handle, ctypes.byref(info))
-    if status:
-        raise _abi.error(status)
     length = ctypes.c_size_t()
     library.abacist_plan_explain(handle, None, 0, ctypes.byref(length))
     text = ctypes.create_string_buffer(length.value + 1)
-    status = library.abacist_plan_explain(handle, text, len(text), None)
-    if status:
-        raise _abi.error(status)
+    _abi.check(library.abacist_plan_explain(handle, text, len(text), None))
     declined = tuple(
         library.abacist_plan_declined(handle, n).decode() for n in range(info.declined)
     )
@@ -319,24 +317,16 @@ def plan(
         0 if seed is None else seed, cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths,
         layout, align, backend, deterministic,
     )  # fmt: skip
-    inputs, q_shape, code, d_v, extras = arrays.plan_operands(q, k, v, call)
+    inputs, q_shape, code, d_v, extras, device = arrays.plan_operands(q, k, v, call)
     shape = _problem.swap(q_shape) if call.heads_first else q_shape
-    o = _problem.contiguous(code, (*shape[:-1], d_v))
+    o = _problem.contiguous(code, (*shape[:-1], d_v), device)
     lse_code = _abi.F64 if code == _abi.F64 else _abi.F32
-    lse = _problem.contiguous(lse_code, _problem.lse_shape(call, q_shape))
+    lse = _problem.contiguous(lse_code, _problem.lse_shape(call, q_shape), device)
     if backward:
         gradients = (o, _abi.ABSENT, *inputs)
         tensors = _abi.HEAD + b"".join([*inputs, o, lse, *gradients]) + extras
     else:
         outputs = o + (lse if return_lse else _abi.ABSENT)
         tensors = _abi.HEAD + b"".join(inputs) + outputs + _abi.NO_GRADIENTS + extras
-    handle = ctypes.c_void_p()
-    status = _abi.library.abacist_plan_create(
-        int(backward), tensors, call.options, call.plan_options, ctypes.byref(handle)
-    )
-    if status:
-        raise _abi.error(status)
-    try:
-        return _read_plan(handle)
-    finally:
-        _abi.library.abacist_plan_destroy(handle)
+    with _abi.planned(backward, tensors, call.options, call.plan_options) as (handle, info):
+        return _read_plan(handle, info)

@@ -118,18 +118,14 @@ def attention(
     return o if lse is None else (o, lse)
 
 
-def compiling() -> bool:
-    return False
-
-
 def random_seed() -> int:
     """From numpy's global generator, so that np.random.seed makes a run repeatable."""
     return int(np.random.randint(0, 2**63 - 1, dtype=np.int64))
 
 
 def plan_operands(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) -> tuple:
-    """q, k and v as bytes, the shape and type code of q, d_v, and the extras."""
+    """q, k and v as bytes, the shape and type code of q, d_v, the extras, and the device."""
     inputs = tuple(
         _operand(*pair, call.rank, call.heads_first) for pair in (("q", q), ("k", k), ("v", v))
     )
-    return inputs, q.shape, FLOATS[q.dtype.name], v.shape[-1], _extras(call)
+    return inputs, q.shape, FLOATS[q.dtype.name], v.shape[-1], _extras(call), _abi.HOST

@@ -95,6 +95,8 @@ def attention(q, k, v, return_lse: bool, heads_first: bool, **given: typing.Any)
     if given["dropout_p"] and given["seed"] is None:
         raise NotImplementedError("seed: must be given for dropout under torch.compile")
     _abi.flag("deterministic", given["deterministic"])
+    if torch.is_grad_enabled():
+        _torch.refuse_slopes_gradient(given["alibi_slopes"])
     varlen = _problem.check_seqlens(*(given[name] for name in (
         "cu_seqlens_q", "cu_seqlens_k", "max_s_q", "max_s_k")))  # fmt: skip
     window, seed = given["window"], given["seed"] or 0

@@ -66,10 +66,10 @@ def padded(name: str, shape: Sequence[int], stride: Sequence[int]) -> tuple[tupl
     return (1,) * missing + tuple(shape), (0,) * missing + tuple(stride)
 
 
-def contiguous(dtype: int, shape: Sequence[int]) -> bytes:
+def contiguous(dtype: int, shape: Sequence[int], device: tuple[int, int]) -> bytes:
     """An abacist_tensor without data, for plans."""
     stride, size = [], 1
     for extent in reversed(shape):
         stride.append(size)
         size *= max(extent, 1)
-    return _abi.tensor(0, dtype, shape, stride[::-1])
+    return _abi.tensor(0, dtype, shape, stride[::-1], device)

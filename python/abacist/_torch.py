@@ -1,10 +1,11 @@
-"""attention() for torch tensors on the CPU, with autograd. No symbol of libtorch is linked."""
+"""attention() for torch tensors, with autograd. No symbol of libtorch is linked."""
 
 from __future__ import annotations
 
 import typing
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _abi, _problem
 
@@ -24,7 +25,8 @@ TYPES = {
     "key_lengths": I32_ONLY, "bias": FLOATS, "visible": {torch.bool: _abi.U8, torch.uint8: _abi.U8},
 }  # fmt: skip
 DIFFERENTIABLE = ("bias", "sinks")
-PACK, STRIDED, CONTIGUOUS = _abi.PACK, torch.strided, torch.contiguous_format
+PACK, HOST, STRIDED, CONTIGUOUS = _abi.PACK, _abi.HOST, torch.strided, torch.contiguous_format
+CPU = torch.device("cpu")
 
 
 def _no_memory(name: str) -> NotImplementedError:
@@ -33,15 +35,15 @@ def _no_memory(name: str) -> NotImplementedError:
     )
 
 
-def _check(name: str, x: typing.Any, types: dict, meta: bool = False) -> int:
+def _check(name: str, x: typing.Any, types: dict, device: torch.device | None = None) -> int:
     """The type code of a tensor that the library can read where it lies."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor as q is")
     code = types.get(x.dtype)
     if code is None:
         raise TypeError(f"{name}: has type {x.dtype}, must be {' or '.join(map(str, types))}")
-    if x.device.type != "cpu" and not (meta and x.device.type == "meta"):
-        raise NotImplementedError(f"{name}: is on {x.device}, this package computes on the CPU")
+    if x.device != (device or CPU):
+        raise ValueError(f"{name}: is on {x.device}, must be on {device or CPU} as q is")
     if x.layout is not torch.strided:
         raise TypeError(f"{name}: has layout {x.layout}, must be torch.strided")
     if x.is_neg():
@@ -51,18 +53,34 @@ def _check(name: str, x: typing.Any, types: dict, meta: bool = False) -> int:
     return code
 
 
-def _operand(name: str, x: torch.Tensor, call: _problem.Call) -> bytes:
+def _device(q: torch.Tensor) -> torch.device | None:
+    """Where a call runs; None: on the host."""
+    if q.is_cpu:
+        return None
+    if q.device.type not in ("cuda", "meta"):
+        raise NotImplementedError(f"q: is on {q.device}, must be on the CPU or a CUDA device")
+    return q.device
+
+
+def _place(device: torch.device | None) -> tuple[int, int]:
+    """Type and index of a device in the C API, for which meta tensors are the host's."""
+    if device is None or device.type != "cuda":
+        return _abi.HOST
+    return (_abi.CUDA, device.index)
+
+
+def _operand(name: str, x: torch.Tensor, call: _problem.Call, device: torch.device | None) -> bytes:
     # These few attributes are most of what a small call costs: the quick way first.
-    code = FLOATS.get(x.dtype)
-    if code is None or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
-        code = _check(name, x, FLOATS)
+    code, place = FLOATS.get(x.dtype), HOST
+    if device is not None or code is None or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
+        code, place = _check(name, x, FLOATS, device), _place(device)
     shape, stride, rank = x.shape, x.stride(), call.rank
     if len(shape) != rank:
         _problem.check_rank(name, shape, rank, call.heads_first)
     if call.heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)
     try:
-        return PACK[rank](x.data_ptr(), code, rank, 0, 0, *shape, *stride)
+        return PACK[rank](x.data_ptr(), code, rank, *place, *shape, *stride)
     except RuntimeError as reason:
         raise _no_memory(name) from reason
 
@@ -77,34 +95,73 @@ def _new_output(q: torch.Tensor, v: torch.Tensor, call: _problem.Call) -> torch.
     return q.new_empty((*q.shape[:-1], d_v))
 
 
-def _plain(x: torch.Tensor) -> bytes:
-    return _abi.tensor(x.data_ptr(), FLOATS[x.dtype], x.shape, x.stride())
+def _plain(x: torch.Tensor, device: torch.device | None) -> bytes:
+    place = HOST if device is None else _place(device)
+    return _abi.tensor(x.data_ptr(), FLOATS[x.dtype], x.shape, x.stride(), place)
 
 
-def _extras(extras: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor], meta=False) -> bytes:
+def _extras(
+    extras: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor], device: torch.device | None
+) -> bytes:
     if not extras:
         return _abi.NO_EXTRAS
-    packed = {}
+    packed, place = {}, _place(device)
     for name, x in extras.items():
         shown = _abi.ARGUMENTS.get(name, name)
-        code = _check(shown, x, TYPES[name], meta)
+        code = _check(shown, x, TYPES[name], device)
         shape, stride = x.shape, x.stride()
         if name in ("bias", "visible"):
             shape, stride = _problem.padded(shown, shape, stride)
         try:
-            packed[name] = _abi.tensor(x.data_ptr(), code, shape, stride)
+            packed[name] = _abi.tensor(x.data_ptr(), code, shape, stride, place)
         except RuntimeError as reason:
             raise _no_memory(shown) from reason
     for name, x in gradients.items():
         shape, stride = x.shape, x.stride()
         if name == "d_bias":
             shape, stride = _problem.padded(name, shape, stride)
-        packed[name] = _abi.tensor(x.data_ptr(), _abi.F32, shape, stride)
+        packed[name] = _abi.tensor(x.data_ptr(), _abi.F32, shape, stride, place)
     return _abi.extras(packed)
 
 
-def _inputs(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, call: _problem.Call) -> bytes:
-    return _operand("q", q, call) + _operand("k", k, call) + _operand("v", v, call)
+def _inputs(q, k, v, call: _problem.Call, device: torch.device | None) -> bytes:
+    return (
+        _operand("q", q, call, device)
+        + _operand("k", k, call, device)
+        + _operand("v", v, call, device)
+    )
+
+
+def _workspace(bytes_: int, device: torch.device) -> torch.Tensor:
+    """Of torch's allocator, which aligns to 512 bytes, for the current stream of the device."""
+    return torch.empty(bytes_, dtype=torch.uint8, device=device)
+
+
+def _run_on_gpu(backward: bool, tensors: bytes, call: _problem.Call, device: torch.device) -> None:
+    """Enqueues on the caller's stream.
+
+    Everything that this package allocates there is allocated for that stream, so that what is freed
+    here is used again behind the run: no record_stream is needed, and no wait.
+    """
+    stream = torch.cuda.current_stream(device)
+    with _abi.planned(backward, tensors, call.options, call.plan_options) as (plan, info):
+        workspace = _workspace(info.workspace_bytes, device)
+        run = _abi.RUN_OPTIONS.pack(
+            _abi.RUN_OPTIONS.size, workspace.data_ptr(), info.workspace_bytes, stream.cuda_stream, 0, 0
+        )
+        _abi.check(_abi.library.abacist_plan_run(plan, tensors, run))
+
+
+def _run(backward: bool, tensors: bytes, call: _problem.Call, device: torch.device | None) -> None:
+    if device is None:
+        run = _abi.backward if backward else _abi.forward
+        status = run(tensors, call.options, call.plan_options, None)
+        if status:
+            raise _abi.error(status)
+    elif device.type == "meta":
+        _abi.check(_abi.library.abacist_validate(int(backward), tensors, call.options))
+    else:
+        _run_on_gpu(backward, tensors, call, device)
 
 
 def _lse_type(q: torch.Tensor) -> torch.dtype:
@@ -112,26 +169,26 @@ def _lse_type(q: torch.Tensor) -> torch.dtype:
 
 
 def _forward(q, k, v, call: _problem.Call, with_lse: bool) -> tuple:
-    inputs = _inputs(q, k, v, call)
+    device = None if q.is_cpu else _device(q)
+    inputs = _inputs(q, k, v, call, device)
     o = _new_output(q, v, call)
-    packed_o = _operand("o", o, call) if call.heads_first else _plain(o)
+    packed_o = _operand("o", o, call, device) if call.heads_first else _plain(o, device)
     lse, packed_lse = None, _abi.ABSENT
     if with_lse:
         lse = q.new_empty(_problem.lse_shape(call, q.shape), dtype=_lse_type(q))
         if call.varlen:
             lse.fill_(-torch.inf)
-        packed_lse = _plain(lse)
-    extras = _extras(call.extras, {})
+        packed_lse = _plain(lse, device)
+    extras = _extras(call.extras, {}, device)
     tensors = b"".join((_abi.HEAD, inputs, packed_o, packed_lse, _abi.NO_GRADIENTS, extras))
-    status = _abi.forward(tensors, call.options, call.plan_options, None)
-    if status:
-        raise _abi.error(status)
+    _run(False, tensors, call, device)
     return o, lse
 
 
 def _backward(call: _problem.Call, saved: tuple, d_o, d_lse, wanted: tuple) -> tuple:
     """dq, dk, dv, and the gradients of the extras in `wanted`."""
     q, k, v, o, lse = saved
+    device = _device(q)
     if d_o is None:
         d_o = torch.zeros_like(o)
     zeroed = torch.zeros_like if call.varlen else torch.empty_like
@@ -143,17 +200,15 @@ def _backward(call: _problem.Call, saved: tuple, d_o, d_lse, wanted: tuple) -> t
     }  # fmt: skip
     tensors = (
         _abi.HEAD
-        + _inputs(q, k, v, call)
-        + _operand("o", o, call)
-        + _plain(lse)
-        + _operand("gradient of o", d_o, call)
-        + (_abi.ABSENT if d_lse is None else _plain(d_lse))
-        + b"".join([_operand("gradient", x, call) for x in grads])
-        + _extras(call.extras, extra_grads)
+        + _inputs(q, k, v, call, device)
+        + _operand("o", o, call, device)
+        + _plain(lse, device)
+        + _operand("gradient of o", d_o, call, device)
+        + (_abi.ABSENT if d_lse is None else _plain(d_lse, device))
+        + b"".join([_operand("gradient", x, call, device) for x in grads])
+        + _extras(call.extras, extra_grads, device)
     )
-    status = _abi.backward(tensors, call.options, call.plan_options, None)
-    if status:
-        raise _abi.error(status)
+    _run(True, tensors, call, device)
     return (*grads, extra_grads)
 
 
@@ -203,30 +258,47 @@ def _needs_grad(q, k, v, extras: dict[str, torch.Tensor]) -> bool:
 
 def _autocast(q, k, v) -> tuple:
     """As torch's own attention: float32 and the half types become autocast's type."""
-    kind = torch.get_autocast_dtype("cpu")
+    place = "cpu" if q.is_cpu else q.device.type
+    if place == "meta" or not torch.is_autocast_enabled(place):
+        return q, k, v
+    kind = torch.get_autocast_dtype(place)
     return tuple(x.to(kind) if x.is_floating_point() and x.dtype is not torch.float64 else x
                  for x in (q, k, v))  # fmt: skip
+
+
+def _refuse_tangents(inputs: dict[str, typing.Any]) -> None:
+    for name, x in inputs.items():
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name}: has a tangent, forward derivatives are not supported")
+
+
+def refuse_slopes_gradient(slopes: typing.Any) -> None:
+    if getattr(slopes, "requires_grad", False):
+        raise NotImplementedError("alibi_slopes: requires a gradient, which is not computed")
 
 
 def attention(q, k, v, call: _problem.Call, return_lse: bool) -> typing.Any:
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
         name, x = ("v", v) if isinstance(k, torch.Tensor) else ("k", k)
         raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor as q is")
-    if torch.is_autocast_enabled("cpu"):
+    if not q.is_cpu or torch.is_autocast_enabled("cpu"):
         q, k, v = _autocast(q, k, v)
+    if forward_ad._current_level >= 0:
+        _refuse_tangents({"q": q, "k": k, "v": v, **call.extras})
     if torch.is_grad_enabled() and _needs_grad(q, k, v, call.extras):
-        slopes = call.extras.get("alibi_slopes")
-        if slopes is not None and slopes.requires_grad:
-            raise NotImplementedError("alibi_slopes: requires a gradient, which is not computed")
-        o, lse = _Attention.apply(
-            call, q, k, v, call.extras.get("bias"), call.extras.get("sinks")
-        )
+        extras = call.extras
+        refuse_slopes_gradient(extras.get("alibi_slopes"))
+        try:
+            o, lse = _Attention.apply(call, q, k, v, extras.get("bias"), extras.get("sinks"))
+        except RuntimeError as reason:
+            if "functorch transforms" not in str(reason):
+                raise
+            raise NotImplementedError(
+                "q, k, v: are of a transform of torch.func, which is not supported"
+            ) from reason
     else:
         o, lse = _forward(q, k, v, call, return_lse)
     return (o, lse) if return_lse else o
-
-
-compiling = torch.compiler.is_compiling
 
 
 def compiled(q, k, v, return_lse: bool, layout: str, **given: typing.Any) -> typing.Any:
@@ -235,8 +307,7 @@ def compiled(q, k, v, return_lse: bool, layout: str, **given: typing.Any) -> typ
 
     if layout not in ("bshd", "bhsd"):
         raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
-    if torch.is_autocast_enabled("cpu"):
-        q, k, v = _autocast(q, k, v)
+    q, k, v = _autocast(q, k, v)
     return _ops.attention(q, k, v, return_lse, layout == "bhsd", **given)
 
 
@@ -245,19 +316,11 @@ def random_seed() -> int:
     return int(torch.randint(0, 2**63 - 1, ()))
 
 
-def _meta_operand(name: str, x: torch.Tensor, call: _problem.Call) -> bytes:
-    code = _check(name, x, FLOATS, meta=True)
-    _problem.check_rank(name, x.shape, call.rank, call.heads_first)
-    shape, stride = x.shape, x.stride()
-    if call.heads_first:
-        shape, stride = _problem.swap(shape), _problem.swap(stride)
-    return _abi.tensor(0, code, shape, stride)
-
-
 def plan_operands(q, k, v, call: _problem.Call) -> tuple:
-    """q, k and v as bytes, the shape and type code of q, d_v, and the extras. Meta tensors serve."""
+    """q, k and v as bytes, the shape and type code of q, d_v, the extras, and the device."""
+    device = _device(q)
     inputs = tuple(
-        _meta_operand(name, x, call) for name, x in (("q", q), ("k", k), ("v", v))
+        _operand(name, x, call, device) for name, x in (("q", q), ("k", k), ("v", v))
     )
-    extras = _extras(call.extras, {}, meta=True)
-    return inputs, tuple(q.shape), FLOATS[q.dtype], v.shape[-1], extras
+    extras = _extras(call.extras, {}, device)
+    return inputs, tuple(q.shape), FLOATS[q.dtype], v.shape[-1], extras, _place(device)

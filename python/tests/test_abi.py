@@ -24,9 +24,9 @@ def test_tensors():
     assert _abi.TENSOR.size == 88 and fields("abacist_tensor")[-1] == ("stride", 56)
 
 
-@pytest.mark.parametrize("name", ["abacist_options", "abacist_plan_options"])
+@pytest.mark.parametrize("name", ["abacist_options", "abacist_plan_options", "abacist_run_options"])
 def test_options(name):
-    layout = _abi.OPTIONS if name == "abacist_options" else _abi.PLAN_OPTIONS
+    layout = getattr(_abi, name.removeprefix("abacist_").upper())
     sizes = {"Q": 8, "q": 8, "d": 8, "i": 4}
     offsets = [sum(sizes[c] for c in layout.format[1:n]) for n in range(1, len(layout.format))]
     assert [at for _, at in fields(name)][: len(offsets)] == offsets

@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+import torch._dynamo.utils  # noqa: E402
+
 import abacist  # noqa: E402
 
 
@@ -52,7 +54,65 @@ def test_fullgraph_varlen():
     assert torch.equal(run(q, k, v, cu), compiled(q, k, v, cu))
 
 
-def test_opcheck():
-    q, k, v, bias, sinks = leaves((1, 5, 4, 8), (1, 6, 2, 8), (1, 6, 2, 4), (1, 4, 1, 6), (4,))
-    options = (None,) * 5 + (True, [2, -1], None, 0.0, "bottom-right", 0, 0, 0.0, 0, False, None)
-    torch.library.opcheck(torch.ops.abacist.attention, (q, k, v, bias, sinks, *options))
+def test_fullgraph_with_dynamic_shapes_compiles_once():
+    def run(q, k, v):
+        o, lse = abacist.attention(q, k, v, causal=True, window=(q.shape[1] // 2, None), return_lse=True)
+        return o * 2, lse
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+    for s_q, s_k in ((5, 7), (9, 9), (16, 33)):
+        q, k, v = leaves((2, s_q, 4, 8), (2, s_k, 2, 8), (2, s_k, 2, 4))
+        results = []
+        for function in (run, compiled):
+            o, lse = function(q, k, v)
+            results.append((o, lse, *torch.autograd.grad(o.square().sum() + lse.sum(), (q, k, v))))
+        for x, y in zip(*results):
+            assert torch.equal(x, y)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_autocast_inside_of_a_graph():
+    q, k, v = leaves((1, 5, 2, 8), (1, 5, 2, 8), (1, 5, 2, 8))
+
+    def run(q, k, v):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return abacist.attention(q, k, v)
+
+    torch._dynamo.reset()
+    o = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
+    assert o.dtype is torch.bfloat16 and torch.equal(o, run(q, k, v))
+
+
+@pytest.mark.parametrize("options, text", [
+    (dict(dropout_p=0.5), "seed: must be given"), (dict(window=(-1, 2)), "window: is"),
+    (dict(layout="sbhd"), "layout: is .{1,2}sbhd"), (dict(align="middle"), "align: is 'middle'"),
+    (dict(alibi_slopes=torch.ones(2, requires_grad=True)), "alibi_slopes: requires a gradient")])  # fmt: skip
+def test_refusals_name_the_argument(options, text):
+    q = torch.randn(1, 5, 2, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: abacist.attention(x, x, x, **options), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match=text):
+        compiled(q)
+
+
+REST = {
+    "plain": (None,) * 5 + (True, [2, -1], None, 0.0, "bottom-right", 0, 0, 0.0, 0, False, None),
+    "bhsd": (torch.rand(4), None, None, torch.tensor([4], dtype=torch.int32), torch.ones(4, 5, dtype=torch.bool))
+    + (False, None, 0.3, 2.0, "top-left", 0, 0, 0.25, -7, True, "cpu"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REST)
+def test_opcheck(name):
+    q, k, v, bias, sinks = leaves((1, 4, 4, 8), (1, 5, 2, 8), (1, 5, 2, 4), (1, 4, 1, 5), (4,))
+    if name == "bhsd":
+        k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (k, v))
+    torch.library.opcheck(torch.ops.abacist.attention, (q, k, v, bias, sinks, *REST[name]))
+    with torch.no_grad():
+        o, lse = torch.ops.abacist.attention(q, k, v, bias, sinks, *REST[name])
+        torch.library.opcheck(
+            torch.ops.abacist.attention_backward,
+            (*(x.detach() for x in (q, k, v)), o, lse, torch.randn_like(o), torch.randn_like(lse), True, False,
+             bias.detach(), sinks.detach(), *REST[name]))  # fmt: skip

@@ -1,5 +1,7 @@
 """attention() on torch tensors: values, gradients, refusals."""
 
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -29,12 +31,35 @@ def test_values(dtype, tolerance, causal):
 
 
 @pytest.mark.parametrize("options", [
-    dict(causal=True), dict(window=(2, 1), softcap=2.0), dict(scale=-0.3, align="top-left", causal=True)])  # fmt: skip
-def test_gradcheck_through_o_and_lse(options):
+    dict(causal=True), dict(window=(2, 1), softcap=2.0), dict(scale=-0.3, align="top-left", causal=True),
+    dict(dropout_p=0.3, seed=2**63 + 1), dict(mask=torch.ones(4, 5, dtype=torch.bool).tril()),
+    dict(alibi_slopes=torch.tensor([1.0, 0.5, 0.25, 0.1]), key_lengths=torch.tensor([5, 2], dtype=torch.int32)),
+    dict(sinks=torch.tensor([0.5, -1.0, 2.0, -torch.inf]))])  # fmt: skip
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_gradcheck_through_o_and_lse(options, layout):
     q, k, v = tensors(2, 2, 4, 5, 4, 2, 3, 2, torch.float64, grad=True)
-    torch.autograd.gradcheck(
-        lambda *x: abacist.attention(*x, **options, backend="reference", return_lse=True), (q, k, v)
-    )
+    bias = torch.randn(1, 4, 1, 5, dtype=torch.float64, requires_grad=True)
+
+    def run(q, k, v, bias):
+        if layout == "bhsd":
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return abacist.attention(
+            q, k, v, bias=bias, **options, layout=layout, backend="reference", return_lse=True
+        )
+
+    # The gradient by a bias is float32.
+    torch.autograd.gradcheck(run, (q, k, v, bias), atol=2e-5)
+
+
+def test_gradcheck_varlen():
+    q, k, v = (x[0].detach().requires_grad_() for x in tensors(2, 1, 7, 9, 4, 2, 3, 2, torch.float64))
+    cu_q, cu_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 3, 3, 6], [0, 2, 6, 9]))
+
+    def run(q, k, v):
+        return abacist.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_s_q=3, max_s_k=4,
+                                 causal=True, backend="reference")  # fmt: skip
+
+    torch.autograd.gradcheck(run, (q, k, v))
 
 
 def test_gradients_of_the_cpu_backend_with_bias_and_sinks():
@@ -123,6 +148,54 @@ def test_autocast():
     assert torch.equal(o, abacist.attention(*(x.bfloat16() for x in (q, k, v))))
 
 
+def test_autocast_gives_gradients_of_the_callers_type():
+    q, k, v = tensors(10, 1, 8, 8, 2, 2, 8, 8, grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o, lse = abacist.attention(q, k, v, return_lse=True)
+        assert o.dtype is torch.bfloat16 and lse.dtype is torch.float32
+        d_q, d_k, d_v = torch.autograd.grad(o.float().square().sum(), (q, k, v))
+    assert {d_q.dtype, d_k.dtype, d_v.dtype} == {torch.float32}
+    x = q.detach().double()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert abacist.attention(x, x, x, backend="reference").dtype is torch.float64
+
+
+def test_meta_tensors_give_shapes_gradients_and_errors():
+    q, k, v = (x.to("meta").requires_grad_() for x in tensors(11, 2, 64, 32, 4, 2, 8, 16, torch.bfloat16))
+    bias = torch.empty(4, 64, 32, device="meta", requires_grad=True)
+    o, lse = abacist.attention(q, k, v, bias=bias, causal=True, return_lse=True)
+    assert o.is_meta and o.shape == (2, 64, 4, 16) and o.dtype is torch.bfloat16
+    assert lse.is_meta and lse.shape == (2, 4, 64) and lse.dtype is torch.float32
+    grads = torch.autograd.grad(o.sum(), (q, k, v, bias))
+    assert [x.shape for x in grads] == [q.shape, k.shape, v.shape, bias.shape]
+    with pytest.raises(ValueError, match="v: "):
+        abacist.attention(q, k, v[:, 1:])
+    with pytest.raises(ValueError, match="bias: is on cpu, must be on meta"):
+        abacist.attention(q, k, v, bias=torch.zeros(4, 64, 32))
+
+
+def test_expanded_inputs_and_a_gradient_that_is_accumulated():
+    q, k, v = tensors(14, 1, 6, 6, 2, 2, 4, 4, grad=True)
+    o = abacist.attention(q.expand(3, 6, 2, 4), k.expand(3, 6, 2, 4), v.expand(3, 6, 2, 4), causal=True)
+    o.sum().backward()
+    expected = torch.autograd.grad(abacist.attention(q, k, v, causal=True).sum(), (q, k, v))
+    for x, y in zip((q, k, v), expected):
+        torch.testing.assert_close(x.grad, 3 * y)
+
+
+def test_a_module_trains_under_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v = tensors(15, 1, 6, 6, 2, 2, 4, 4, grad=True)
+    grads = []
+    for wrap in (lambda f, *x: f(*x), lambda f, *x: checkpoint(f, *x, use_reentrant=False)):
+        torch.manual_seed(0)
+        o = wrap(lambda *x: abacist.attention(*x, causal=True, dropout_p=0.2), q, k, v)
+        grads.append(torch.autograd.grad(o.square().sum(), (q, k, v)))
+    for x, y in zip(*grads):
+        assert torch.equal(x, y)
+
+
 def test_plan_takes_meta_tensors():
     q, k, v = (x.to("meta") for x in tensors(11, 1, 64, 64, 2, 2, 8, 8))
     assert abacist.plan(q, k, v, causal=True).visible_pairs == 2 * 64 * 65 // 2
@@ -130,7 +203,9 @@ def test_plan_takes_meta_tensors():
 
 @pytest.mark.parametrize("change, kind, text", [
     (dict(k=np.ones((1, 4, 2, 8), np.float32)), TypeError, "k: is a ndarray"),
-    (dict(q=torch.ones(1, 4, 2, 8, device="meta")), NotImplementedError, "q: is on meta"),
+    (dict(q=torch.ones(1, 4, 2, 8, device="meta")), ValueError, "k: is on cpu, must be on meta"),
+    (dict(k=torch.ones(1, 4, 2, 8, device="meta")), ValueError, "k: is on meta, must be on cpu"),
+    (dict(alibi_slopes=[1.0, 2.0]), TypeError, "alibi_slopes: is a list"),
     (dict(q=torch.ones(1, 4, 2, 8, dtype=torch.int32)), TypeError, "q: has type torch.int32"),
     (dict(v=torch.ones(1, 4, 2, 8).to_sparse()), TypeError, "v: has layout"),
     (dict(alibi_slopes=torch.ones(2, requires_grad=True)), NotImplementedError, "alibi_slopes: "),
@@ -147,7 +222,35 @@ def test_errors_name_the_argument(change, kind, text):
         abacist.attention(**{**arguments, **change})
 
 
-def test_vmap_is_refused():
-    q, k, v = tensors(13, 2, 4, 4, 2, 2, 8, 8)
-    with pytest.raises((NotImplementedError, RuntimeError), match="vmap|storage"):
+def test_transforms_are_refused():
+    q, k, v = tensors(13, 2, 4, 4, 2, 2, 4, 4)
+    text = "not supported"
+    with pytest.raises(NotImplementedError, match=text):
         torch.vmap(lambda x: abacist.attention(x[None], k, v))(q)
+    with pytest.raises(NotImplementedError, match=text):
+        torch.func.grad(lambda x: abacist.attention(x, k, v).sum())(q)
+    with pytest.raises(NotImplementedError, match=text):
+        torch.func.jvp(lambda x: abacist.attention(x, k, v), (q,), (torch.ones_like(q),))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match=text):
+        abacist.attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+
+def test_the_way_of_gpus_on_the_host(monkeypatch):
+    """All of it but the stream and torch's allocator, which GPUs have: test_cuda.py."""
+    from abacist import _torch
+
+    case = tensors(16, 2, 33, 65, 4, 2, 16, 16, torch.bfloat16)
+    expected = abacist.attention(*case, causal=True, return_lse=True)
+    taken = []
+
+    def workspace(size, device):
+        memory = torch.empty(size + 256, dtype=torch.uint8)
+        taken.append(memory[-memory.data_ptr() % 256 :][:size])
+        return taken[-1]
+
+    monkeypatch.setattr(_torch, "_workspace", workspace)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(_torch, "_run", lambda *x: _torch._run_on_gpu(*x[:3], torch.device("cpu")))
+    for x, y in zip(abacist.attention(*case, causal=True, return_lse=True), expected):
+        assert torch.equal(x, y)
+    assert [x.numel() for x in taken] == [abacist.plan(*case, causal=True, return_lse=True).workspace_bytes]
