@@ -6,6 +6,7 @@
 
 #include "core/mask.hpp"
 #include "core/numeric.hpp"
+#include "operands.hpp"
 
 namespace abacist::cli {
 namespace {
@@ -22,10 +23,6 @@ double dot(const Operand& q, const Operand& k, std::int64_t key) {
 }
 
 }  // namespace
-
-double Walk::lse() const {
-  return steps.empty() ? kLowest : steps.back().maximum + std::log(steps.back().sum);
-}
 
 Walk walk_row(const Operand& q, const Operand& k, const Problem& problem, std::int64_t row,
               double slope, std::int64_t block) {

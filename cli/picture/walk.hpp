@@ -1,13 +1,16 @@
 // The online softmax of one query row, block of keys by block of keys.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "abacist/problem.hpp"
-#include "operands.hpp"
 
 namespace abacist::cli {
+
+struct Operand;
 
 /// The row's state after a block.
 struct WalkStep {
@@ -24,7 +27,10 @@ struct Walk {
   std::vector<double> scores;  ///< after scale, softcap and ALiBi
   std::vector<WalkStep> steps;
 
-  double lse() const;
+  double lse() const {
+    return steps.empty() ? -std::numeric_limits<double>::infinity()
+                         : steps.back().maximum + std::log(steps.back().sum);
+  }
 };
 
 /// Row `row` of the first sequence and query head; q [1, 1, 1, d], k [1, visible keys, 1, d];

@@ -18,8 +18,11 @@ from __future__ import annotations
 
 from . import _abi, compat
 from ._attention import Plan, attention, plan
+from ._picture import Picture, show
 
-__all__ = ["Plan", "attention", "compat", "cpu_targets", "has_backend", "plan"]
+__all__ = [
+    "Picture", "Plan", "attention", "compat", "cpu_targets", "has_backend", "plan", "show",
+]  # fmt: skip
 __version__: str = _abi.library.abacist_version().decode()
 
 

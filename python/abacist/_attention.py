@@ -239,23 +239,28 @@ class Plan:
     deterministic: bool
     declined: tuple[str, ...]  #: "name: reason" of each implementation that was passed over
     text: str
+    #: What abacist_plan_create was asked, for show().
+    _request: tuple[bool, bytes, bytes, bytes] = dataclasses.field(repr=False)
+    _varlen: bool = dataclasses.field(repr=False)
 
     def __str__(self) -> str:
         return self.text
 
 
-def _read_plan(handle: ctypes.c_void_p, info: _abi.PlanInfo) -> Plan:
+def _read_plan(request: tuple[bool, bytes, bytes, bytes], varlen: bool) -> Plan:
     library = _abi.library
-    length = ctypes.c_size_t()
-    library.abacist_plan_explain(handle, None, 0, ctypes.byref(length))
-    text = ctypes.create_string_buffer(length.value + 1)
-    _abi.check(library.abacist_plan_explain(handle, text, len(text), None))
-    declined = tuple(
-        library.abacist_plan_declined(handle, n).decode() for n in range(info.declined)
-    )
-    fields = {field.name: getattr(info, field.name, None) for field in dataclasses.fields(Plan)}
-    fields |= {"kernel": info.kernel.decode(), "deterministic": bool(info.deterministic)}
-    return Plan(**{**fields, "declined": declined, "text": text.value.decode()})
+    with _abi.planned(*request) as (handle, info):
+        length = ctypes.c_size_t()
+        library.abacist_plan_explain(handle, None, 0, ctypes.byref(length))
+        text = ctypes.create_string_buffer(length.value + 1)
+        _abi.check(library.abacist_plan_explain(handle, text, len(text), None))
+        declined = tuple(
+            library.abacist_plan_declined(handle, n).decode() for n in range(info.declined)
+        )
+        figures = {field.name: getattr(info, field.name, None) for field in dataclasses.fields(Plan)}
+        figures |= {"kernel": info.kernel.decode(), "deterministic": bool(info.deterministic)}
+    others = {"declined": declined, "text": text.value.decode(), "_request": request, "_varlen": varlen}
+    return Plan(**(figures | others))
 
 
 def plan(
@@ -328,5 +333,4 @@ def plan(
     else:
         outputs = o + (lse if return_lse else _abi.ABSENT)
         tensors = _abi.HEAD + b"".join(inputs) + outputs + _abi.NO_GRADIENTS + extras
-    with _abi.planned(backward, tensors, call.options, call.plan_options) as (handle, info):
-        return _read_plan(handle, info)
+    return _read_plan((backward, tensors, call.options, call.plan_options), call.varlen)

@@ -1,9 +1,12 @@
 """attention() and plan() on numpy arrays, against float64."""
 
+import base64
 import concurrent.futures
+import re
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree
 
 import numpy as np
 import oracle
@@ -166,6 +169,36 @@ def test_plan_says_what_runs_and_why_not_another():
     assert abacist.plan(q, k, v, backend="reference").kernel == "reference"
     with pytest.raises(NotImplementedError, match="cpu: scale is 1e-200"):
         abacist.plan(q, k, v, scale=1e-200)
+
+
+def test_plan_is_of_the_call_that_runs_it():
+    q, k, v = (x[0] for x in arrays(6, 1, 12, 20, 4, 2, 8, 8))
+    cu_q, cu_k = np.array([0, 3, 12], np.int32), np.array([0, 5, 20], np.int32)
+    varlen = dict(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_s_q=9, max_s_k=15)
+    plan = abacist.plan(q, k, v, **varlen)
+    assert "cu_seqlens_q i32[3]" in str(plan)
+    with pytest.raises(NotImplementedError, match="plan: is varlen"):
+        abacist.show(plan)
+    with pytest.raises(ValueError, match="window: left is -1"):
+        abacist.plan(q, k, v, **varlen, window=(-1, 0))
+
+
+def test_show_draws_the_tiles(tmp_path):
+    q, k, v = arrays(6, 1, 1000, 1000, 2, 2, 8, 8)
+    plan = abacist.plan(q, k, v, causal=True, backward=True)
+    picture = abacist.show(plan)
+    root = xml.etree.ElementTree.fromstring(picture.svg)
+    text = " ".join(root.itertext())
+    assert "1,000 queries, 1,000 keys" in text and "causal" in text and plan.kernel in text
+    shapes = [x.get("class") for x in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert {"skipped", "masked", "full"} <= set(shapes)
+    data = re.fullmatch(r'<img alt="[^"<>]*" src="data:image/svg\+xml;base64,([^"]*)">', picture._repr_html_(), re.S)
+    assert base64.b64decode(data[1]).decode() == picture.svg
+    picture.save(tmp_path / "plan.svg")
+    assert (tmp_path / "plan.svg").read_text() == picture.svg
+    assert repr(picture) == f"<abacist.Picture of {plan.kernel}: save(path) writes it as SVG>"
+    with pytest.raises(TypeError, match="plan: is a str"):
+        abacist.show(str(plan))
 
 
 def test_neither_torch_nor_numpy_is_imported():

@@ -14,12 +14,9 @@
 #include "abacist/version.hpp"
 #include "api/c/convert.hpp"
 #include "api/c/last_error.hpp"
+#include "api/c/plan_handle.hpp"
 #include "api/registry.hpp"
 #include "api/validate.hpp"
-
-struct abacist_plan {  // NOLINT(readability-identifier-naming)
-  abacist::Plan plan;
-};
 
 namespace abacist::api::c {
 namespace {
