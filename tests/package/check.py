@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import abi
+import deb
 import headers
 import support
 from support import (C_WARNINGS, CC, CXX, CXX_WARNINGS, TOP, WORK, check, configure, processors, run,
@@ -79,7 +80,7 @@ def project_version():
 
 
 def make_packages():
-    """cpack from the shared build; both packages unpacked, as installing would."""
+    """cpack from the shared build; the archive unpacked, the .deb installed."""
     folder = WORK / "packages"
     shutil.rmtree(folder, ignore_errors=True)
     run("cpack", "--config", WORK / "subdirectory" / "CPackConfig.cmake", "-B", folder)
@@ -87,26 +88,26 @@ def make_packages():
     archives, debs = list(folder.glob(f"abacist-{version}-linux-*.tar.gz")), list(folder.glob("*.deb"))
     if len(archives) != 1 or len(debs) != 1:
         return f"made {sorted(path.name for path in folder.iterdir())}"
-    for kind in ("tgz", "deb"):
-        shutil.rmtree(WORK / kind, ignore_errors=True)
-        (WORK / kind).mkdir()
+    shutil.rmtree(WORK / "tgz", ignore_errors=True)
+    (WORK / "tgz").mkdir()
     run("tar", "-xzf", archives[0], "-C", WORK / "tgz", "--strip-components=1")
-    run("dpkg-deb", "-x", debs[0], WORK / "deb")
     fields = run("dpkg-deb", "-f", debs[0])
     for wanted in (f"Version: {version}", "Package: abacist", "libhwy1", "libtbb12", "libstdc++6"):
         if wanted not in fields:
             return f"the .deb's fields lack \"{wanted}\": {fields}"
     control = run("dpkg-deb", "--ctrl-tarfile", debs[0], binary=True)
-    return None if b"activate-noawait ldconfig" in control else "the .deb does not run ldconfig"
+    if b"activate-noawait ldconfig" not in control:
+        return "the .deb does not run ldconfig"
+    return deb.install(debs[0])
 
 
 def same_files_in_both_packages():
     def files(folder):
         return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
-    archive, deb = files(WORK / "tgz"), files(WORK / "deb" / "usr")
-    if archive != deb:
-        return f"differ: {sorted(archive ^ deb)}"
-    return None if "share/doc/abacist/copyright" in deb else "no licence"
+    archive, installed = files(WORK / "tgz"), files(deb.ROOT / "usr")
+    if archive != installed:
+        return f"differ: {sorted(archive ^ installed)}"
+    return None if "share/doc/abacist/copyright" in installed else "no licence"
 
 
 def library_folder(prefix):
@@ -248,10 +249,12 @@ def static_library_is_all_ours():
 def check_packages():
     if not shutil.which("dpkg-shlibdeps"):
         skip("packages", "no dpkg-shlibdeps on this machine (Debian: dpkg-dev)")
-    elif check("cpack makes a .tar.gz and a .deb", make_packages):
+    elif check("cpack makes a .tar.gz and a .deb, which dpkg installs", make_packages):
+        check("dpkg lists the files of the .deb", deb.lists_its_files)
         check("both packages hold the same", same_files_in_both_packages)
         check("find_package from the .tar.gz", lambda: find_package("tgz"))
         check("pkg-config from the .deb", lambda: pkg_config("deb", "usr"))
+        check("removing the .deb leaves nothing", deb.leaves_nothing)
 
 
 def check_shared():
