@@ -216,6 +216,7 @@ def read_pytest(path):
 # Where the configured index has PyTorch's CPU wheels, this one is installed. Others' torch is several
 # gigabytes of CUDA libraries: without it the tests that need torch say so and are skipped.
 TORCH = ["torch==2.13.0+cpu", "transformers>=4.56"]
+JAX = ["jax>=0.4.34"]  # 0.6 GB: with --full alone
 
 
 def python_environment(section):
@@ -228,13 +229,15 @@ def python_environment(section):
             shutil.rmtree(folder, ignore_errors=True)
             raise SectionSkipped("python3 -m venv does not work here (Debian: python3-venv)")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    packages = ["scikit-build-core>=0.10", "numpy>=1.24", "pytest>=7", "hypothesis>=6"]
+    packages = ["scikit-build-core>=0.10", "numpy>=1.24", "pytest>=7", "hypothesis>=6", "ml_dtypes>=0.3"]
     code, output = section.step("packages", [*pip, *packages], may_fail=True)
     if code != 0:
         raise SectionSkipped("pip cannot install packages: " + tail(output, 1).strip())
     if section.step("torch there", [python, "-c", "import torch, transformers"],
                     may_fail=True)[0] != 0:
         section.step("torch", [*pip, *TORCH], may_fail=True)
+    if section.full:
+        section.step("jax", [*pip, *JAX], may_fail=True)
     launcher = shutil.which("ccache")
     section.step("wheel", [*pip, "--no-build-isolation", "--no-deps", "--force-reinstall", TOP],
                  {"CMAKE_CXX_COMPILER_LAUNCHER": launcher} if launcher else {})

@@ -1,4 +1,4 @@
-"""Exact attention that never writes the score matrix, for numpy arrays and torch tensors.
+"""Exact attention that never writes the score matrix, for numpy, torch and JAX arrays.
 
 Three conventions meet in attention libraries, and mixing them up gives plausible, wrong results:
 

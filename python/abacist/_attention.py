@@ -20,14 +20,18 @@ def _arrays_of(q: typing.Any) -> typing.Any:
     if known is not None:
         return known
     # Who passes an array has imported its library: neither is imported for the other's sake.
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch, numpy, jax = (sys.modules.get(name) for name in ("torch", "numpy", "jax"))
     if torch is not None and isinstance(q, torch.Tensor):
         from . import _ops  # noqa: F401: registers the operators
         from . import _torch as module
     elif numpy is not None and isinstance(q, numpy.ndarray):
         from . import _numpy as module
+    elif jax is not None and isinstance(q, jax.Array):
+        from . import _jax as module
     else:
-        raise TypeError(f"q: is a {type(q).__name__}, must be a numpy array or a torch tensor")
+        raise TypeError(
+            f"q: is a {type(q).__name__}, must be a numpy array, a torch tensor or a JAX array"
+        )
     _arrays[type(q)] = module
     return module
 
@@ -115,12 +119,12 @@ def attention(
     """Exact attention: ``o = softmax(scale * q k^T, over the visible keys) v``.
 
     The score matrix is never written. Arrays are read where they lie, with any strides. The GIL is
-    released while it runs. For torch tensors it is differentiable in q, k, v, bias and sinks, through
-    o and through lse.
+    released while it runs. For torch tensors and JAX arrays it is differentiable in q, k, v, bias and
+    sinks, through o and through lse. CUDA tensors run on the current stream of their device.
 
     Parameters
     ----------
-    q, k, v : numpy.ndarray or torch.Tensor
+    q, k, v : numpy.ndarray, torch.Tensor or jax.Array
         ``[b, s_q, h_q, d_qk]``, ``[b, s_k, h_k, d_qk]`` and ``[b, s_k, h_k, d_v]``, of one type of
         float32, bfloat16 and float16 (``backend="reference"`` takes float64, too). ``h_k`` divides
         ``h_q``: query head h uses head ``h // (h_q // h_k)`` of k and v. With `cu_seqlens_q` they
@@ -147,7 +151,8 @@ def attention(
         Probability of dropping a weight; lse stays that without dropout.
     seed : int, optional
         Of the dropout, in ``[0, 2**64)``. By default one is drawn from the global generator of the
-        arrays' library, so that ``torch.manual_seed`` or ``numpy.random.seed`` makes it repeatable.
+        arrays' library, so that ``torch.manual_seed`` or ``numpy.random.seed`` makes it repeatable;
+        JAX, which has none, and ``torch.compile`` want it given.
     cu_seqlens_q, cu_seqlens_k : array, optional
         int32 ``[b + 1]``: sequence n has rows ``cu_seqlens[n]`` to ``cu_seqlens[n + 1]``. Rows of
         the buffer past the last are 0 in o, -inf in lse.
@@ -161,8 +166,9 @@ def attention(
         ``shift`` is ``len_k - len_q`` (the last query stands at the last key) or 0.
     return_lse : bool, default False
         Return (o, lse).
-    backend : {None, "cpu", "reference"}, optional
+    backend : {None, "cpu", "reference", "cuda"}, optional
         Force an implementation; an error if it cannot serve. The reference is float64 and O(N^2).
+        By default the first that serves, see `plan`.
     deterministic : bool, default True
         Every backend is deterministic; False changes nothing.
 

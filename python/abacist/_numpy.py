@@ -12,8 +12,9 @@ from . import _abi, _problem
 
 FLOATS = {"float32": _abi.F32, "bfloat16": _abi.BF16, "float16": _abi.F16, "float64": _abi.F64}
 TYPES = {
-    "q": FLOATS, "k": FLOATS, "v": FLOATS, "o": FLOATS, "lse": FLOATS, "bias": FLOATS,
-    "alibi_slopes": {"float32": _abi.F32}, "sinks": {"float32": _abi.F32},
+    "q": FLOATS, "k": FLOATS, "v": FLOATS, "o": FLOATS, "lse": FLOATS,
+    "bias": FLOATS, "d_bias": FLOATS,
+    "alibi_slopes": {"float32": _abi.F32}, "sinks": {"float32": _abi.F32}, "d_sinks": {"float32": _abi.F32},
     "cu_seqlens_q": {"int32": _abi.I32}, "cu_seqlens_k": {"int32": _abi.I32},
     "key_lengths": {"int32": _abi.I32}, "visible": {"bool": _abi.U8, "uint8": _abi.U8},
 }  # fmt: skip
@@ -62,7 +63,7 @@ def _layout(
         _problem.check_rank(name, shape, rank, heads_first)
     if heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)
-    if name in ("bias", "visible"):
+    if name in ("bias", "d_bias", "visible"):
         shape, stride = _problem.padded(shown, shape, stride)
     return _abi.tensor(0, code, shape, stride)[8:]
 
@@ -85,7 +86,11 @@ def _operand(name: str, array: typing.Any, rank: int = 0, heads_first: bool = Fa
 def _extras(call: _problem.Call) -> bytes:
     if not call.extras:
         return _abi.NO_EXTRAS
-    return _abi.extras({name: _operand(name, array) for name, array in call.extras.items()})
+    return _abi.extras(packed_extras(call))
+
+
+def packed_extras(call: _problem.Call) -> dict[str, bytes]:
+    return {name: _operand(name, array) for name, array in call.extras.items()}
 
 
 def _inputs(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) -> bytes:
@@ -97,25 +102,35 @@ def _inputs(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) ->
     )
 
 
-def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, call: _problem.Call, return_lse: bool
-) -> typing.Any:
+def forward(
+    q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call, with_lse: bool,
+    empty: typing.Callable[..., np.ndarray] = np.empty,
+) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+    """o and lse (None without `with_lse`), in memory that `empty` gives."""
     inputs = _inputs(q, k, v, call)
-    # Rows of a varlen buffer past cu_seqlens_q[-1] belong to no sequence: the library leaves them.
-    new = np.zeros if call.varlen else np.empty
-    o, lse, packed_lse = new((*q.shape[:-1], v.shape[-1]), q.dtype), None, _abi.ABSENT
-    if return_lse:
+    o, lse, packed_lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), None, _abi.ABSENT
+    if with_lse:
         kind = np.float64 if q.dtype == np.float64 else np.float32
-        lse = np.empty(_problem.lse_shape(call, q.shape), kind)
-        if call.varlen:
-            lse[...] = -np.inf
+        lse = empty(_problem.lse_shape(call, q.shape), kind)
         packed_lse = _operand("lse", lse)
+    # Rows of a varlen buffer past cu_seqlens_q[-1] belong to no sequence: the library leaves them.
+    if call.varlen:
+        o[...] = 0
+        if lse is not None:
+            lse[...] = -np.inf
     outputs = _operand("o", o, call.rank, call.heads_first) + packed_lse
     tensors = _abi.HEAD + inputs + outputs + _abi.NO_GRADIENTS + _extras(call)
     status = _abi.forward(tensors, call.options, call.plan_options, None)
     if status:
         raise _abi.error(status)
-    return o if lse is None else (o, lse)
+    return o, lse
+
+
+def attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, call: _problem.Call, return_lse: bool
+) -> typing.Any:
+    o, lse = forward(q, k, v, call, return_lse)
+    return (o, lse) if return_lse else o
 
 
 def random_seed() -> int:
