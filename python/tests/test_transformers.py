@@ -118,6 +118,16 @@ def test_a_prompt_in_pieces(models):
     torch.testing.assert_close(*results, **CLOSE)
 
 
+def test_the_whole_model_is_one_graph():
+    _, ours = pair(llama)
+    tokens, mask = torch.randint(1, 50, (2, 7)), torch.ones(2, 7, dtype=torch.long)
+    mask[0, :2] = 0
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        x, y = (m(tokens, attention_mask=mask, use_cache=False).logits for m in (ours, compiled))
+    assert torch.equal(x[mask.bool()], y[mask.bool()])
+
+
 def test_dropout_in_training_only():
     eager, ours = pair(llama, attention_dropout=0.5)
     tokens = torch.randint(1, 50, (1, 11))

@@ -61,6 +61,8 @@ class Operands(typing.NamedTuple):
 
 
 def _operand(name: str, x: torch.Tensor, types: dict | None = None) -> bytes:
+    if isinstance(x, torch.Tensor) and not x.is_cpu:
+        raise NotImplementedError(f"{name}: is on {x.device}; caches are served on the CPU only")
     code = _torch._check(name, x, types or _torch.FLOATS)
     return _abi.tensor(x.data_ptr(), code, x.shape, x.stride())
 
