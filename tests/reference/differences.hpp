@@ -45,25 +45,24 @@ inline void check_by_differences(const Case& c) {
                {"d_sinks", x.sinks, g.d_sinks},
                {"d_bias", x.bias, g.d_bias}};
   constexpr double kStep = 1e-5;
-  for (const auto& [name, input, gradient] : sides) {
-    Buffer& changed = input;
-    if (!gradient.present()) continue;
-    gradient.for_each([&, label = name](const auto& index, std::int64_t) {
-      const double was = changed.at(index);
+  for (const auto& side : sides) {
+    if (!side.gradient.present()) continue;
+    side.gradient.for_each([&](const auto& index, std::int64_t) {
+      const double was = side.input.at(index);
       const auto loss_with = [&](double value) {
-        changed.set(index, value);
-        changed.freeze();
+        side.input.set(index, value);
+        side.input.freeze();
         return loss(x);
       };
       if (was == -std::numeric_limits<double>::infinity()) {
-        EXPECT_EQ(gradient.at(index), 0.0);
+        EXPECT_EQ(side.gradient.at(index), 0.0);
         return;
       }
       const double slope = (loss_with(was + kStep) - loss_with(was - kStep)) / (2.0 * kStep);
-      changed.set(index, was);
-      changed.freeze();
-      EXPECT_NEAR(gradient.at(index), slope, 2e-9 * (1.0 + std::fabs(slope)))
-          << label << " of " << c.text();
+      side.input.set(index, was);
+      side.input.freeze();
+      EXPECT_NEAR(side.gradient.at(index), slope, 2e-9 * (1.0 + std::fabs(slope)))
+          << side.name << " of " << c.text();
     });
   }
 }
