@@ -233,7 +233,8 @@ def python_environment(section):
             shutil.rmtree(folder, ignore_errors=True)
             raise SectionSkipped("python3 -m venv does not work here (Debian: python3-venv)")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    packages = ["scikit-build-core>=0.10", "numpy>=1.24", "pytest>=7", "hypothesis>=6", "ml_dtypes>=0.3"]
+    packages = ["scikit-build-core>=0.10", "numpy>=1.24", "pytest>=7", "hypothesis>=6", "ml_dtypes>=0.3",
+                "mypy>=1.8"]
     code, output = section.step("packages", [*pip, *packages], may_fail=True)
     if code != 0:
         raise SectionSkipped("pip cannot install packages: " + tail(output, 1).strip())

@@ -218,8 +218,27 @@ def test_the_gil_is_released():
 
 
 def test_threads_may_call_at_once():
-    cases = [arrays(n, 1, 40, 40, 2, 2, 8, 8) for n in range(8)]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda x: abacist.attention(*x, return_lse=True), cases))
-    for case, result in zip(cases, results):
-        check(result, oracle.attention(*case), 2e-6)
+    """Shapes and options that differ, more than the caches hold, by threads that change places all the time."""
+    cases = [(arrays(n, 1, 1 + n % 40, 40, 2, 2, 8, 8), dict(causal=n % 2 == 0, scale=0.1 + n / 1000)) for n in range(400)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(lambda x: abacist.attention(*x[0], **x[1], return_lse=True), cases))
+    finally:
+        sys.setswitchinterval(interval)
+    for (case, options), result in zip(cases, results):
+        check(result, oracle.attention(*case, **options), 2e-6)
+
+
+def test_an_error_is_that_of_its_thread():
+    """The library keeps the last error for each thread."""
+    q, k, v = arrays(1, 1, 4, 4, 2, 2, 8, 8)
+
+    def fail(n):
+        with pytest.raises(ValueError, match=f"softcap: is -{n + 1}[,.]"):
+            abacist.attention(q, k, v, softcap=-float(n + 1))
+        return n
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(fail, range(200))) == list(range(200))

@@ -1,5 +1,6 @@
 """attention() on torch tensors: values, gradients, refusals."""
 
+import concurrent.futures
 import types
 
 import pytest
@@ -183,7 +184,20 @@ def test_expanded_inputs_and_a_gradient_that_is_accumulated():
         torch.testing.assert_close(x.grad, 3 * y)
 
 
-def test_a_module_trains_under_checkpointing():
+def test_threads_may_train_at_once():
+    cases = [tensors(n, 1, 1 + n, 30, 4, 2, 8, 8, grad=True) for n in range(40)]
+
+    def step(case):
+        return torch.autograd.grad(abacist.attention(*case, causal=True).square().sum(), case)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(step, cases))
+    for case, found in zip(cases, together):
+        for x, y in zip(found, step(case)):
+            assert torch.equal(x, y)
+
+
+def test_checkpointing_gives_the_same_gradients():
     from torch.utils.checkpoint import checkpoint
 
     q, k, v = tensors(15, 1, 6, 6, 2, 2, 4, 4, grad=True)
