@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 import abacist.compat.transformers as compat  # noqa: E402
+from abacist.compat import _mask_window  # noqa: E402
 
 SIZES = dict(vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=8, pad_token_id=0)  # fmt: skip
@@ -55,7 +56,13 @@ def models(request):
     return pair(request.param)
 
 
-def test_logits_and_gradients(models):
+@pytest.fixture(params=["masks alone", "masks and their windows"])
+def windows(request, monkeypatch):
+    if request.param != "masks alone":
+        monkeypatch.setattr(_mask_window, "SMALLEST", 0)
+
+
+def test_logits_and_gradients(models, windows):
     torch.manual_seed(2)
     tokens, results = torch.randint(1, 50, (2, 11)), []
     for model in models:
@@ -69,7 +76,7 @@ def test_logits_and_gradients(models):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_batch(models, side):
+def test_a_padded_batch(models, side, windows):
     torch.manual_seed(3)
     tokens, mask = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
     mask[0, slice(0, 4) if side == "left" else slice(5, 9)] = 0
@@ -93,7 +100,7 @@ def test_a_callers_own_4d_mask(form):
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_greedy_decoding(models, cache):
+def test_greedy_decoding(models, cache, windows):
     torch.manual_seed(5)
     tokens, mask = torch.randint(1, 50, (2, 5)), torch.ones(2, 5, dtype=torch.long)
     mask[0, :2] = 0
@@ -103,7 +110,7 @@ def test_greedy_decoding(models, cache):
     assert torch.equal(x, y)
 
 
-def test_a_prompt_in_pieces(models):
+def test_a_prompt_in_pieces(models, windows):
     """Several queries behind a cache stand at its end (bottom-right), though s_q != s_k."""
     torch.manual_seed(6)
     tokens, results = torch.randint(1, 50, (1, 12)), []
@@ -185,6 +192,57 @@ def test_heads_are_not_repeated(monkeypatch):
     p = torch.cat([q @ repeated.mT / 8**0.5, torch.zeros(1, 6, 3, 1)], -1).softmax(-1)[..., :-1]
     torch.testing.assert_close(o, (p @ repeated).transpose(1, 2), **CLOSE)
     assert none is None and seen == [((1, 5, 2, 8), kv.data_ptr(), kv.data_ptr())]
+
+
+def show(s_q, s_k, rule):
+    """A mask [1, 1, s_q, s_k] of a rule of query and key."""
+    return rule(torch.arange(s_q)[:, None], torch.arange(s_k))[None, None]
+
+
+MASKS = [  # and the window that is looked for
+    (show(9, 9, lambda i, j: j <= i), (8, 0), "top-left"),
+    (show(9, 9, lambda i, j: (j <= i) & (j > i - 3)), (2, 0), "top-left"),
+    (show(9, 9, lambda i, j: (j <= i) & (j > 3)), (4, 0), "top-left"),  # padding, rows that see nothing
+    (show(4, 20, lambda i, j: j <= i), (3, 0), "top-left"),  # a static cache that is filled
+    (show(4, 20, lambda i, j: j <= i + 16), (3, 16), "top-left"),  # behind a cache
+    (show(4, 20, lambda i, j: (j <= i + 16) & (j > i + 13)), (2, 0), "bottom-right"),
+    (show(9, 9, lambda i, j: (j >= i) & (j < i + 0)), None, None),
+    (show(9, 9, lambda i, j: j <= i).repeat(2, 3, 1, 1), (8, 0), "top-left"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mask, window, align", MASKS)
+def test_the_window_of_a_mask(monkeypatch, mask, window, align):
+    monkeypatch.setattr(_mask_window, "SMALLEST", 0)
+    found = _mask_window.window_of(mask, mask.shape[3])
+    assert found == ({} if window is None else {"window": window, "align": align})
+    torch.manual_seed(8)
+    b, _, s_q, s_k = mask.shape
+    q, k, v = torch.randn(b, 3, s_q, 8), torch.randn(b, 3, s_k, 8), torch.randn(b, 3, s_k, 8)
+    expected = torch.nan_to_num(torch.where(mask, q @ k.mT / 8**0.5, -torch.inf).softmax(-1)) @ v
+    o, _ = compat._forward(torch.nn.Module(), q, k, v, attention_mask=mask)
+    torch.testing.assert_close(o.transpose(1, 2), expected, **CLOSE)
+
+
+def test_the_window_is_looked_for_once_and_again_after_a_change(monkeypatch):
+    looks, look = [], _mask_window._look
+    monkeypatch.setattr(_mask_window, "_look", lambda mask: (looks.append(1), look(mask))[1])
+    mask = show(4, 300, lambda i, j: j <= i)
+    assert _mask_window.window_of(mask, 300) == _mask_window.window_of(mask, 300)
+    assert len(looks) == 1
+    mask[0, 0, 0, 5] = True
+    assert _mask_window.window_of(mask, 300)["window"] == (3, 5) and len(looks) == 2
+    assert _mask_window.window_of(mask, 260)["window"] == (3, 5) and len(looks) == 3
+    assert _mask_window.window_of(mask, 255) == {} == _mask_window.window_of(mask[:, :, :1], 300)
+    assert _mask_window.window_of(mask[:, :, :1].expand(-1, -1, 4, -1), 300) == {} and len(looks) == 3
+    with torch.inference_mode():
+        other = show(4, 300, lambda i, j: j <= i)
+        assert _mask_window.window_of(other, 300)["window"] == (3, 0) and len(looks) == 4
+        other[0, 0, 0, 5] = True
+        assert _mask_window.window_of(other, 300)["window"] == (3, 5) and len(looks) == 5
+    count = len(_mask_window._found)
+    del mask
+    assert len(_mask_window._found) == count - 2  # nothing is kept of masks that are gone
 
 
 @pytest.mark.parametrize("kind, message, changed", [

@@ -50,7 +50,9 @@ def _masks(attention_mask, position_bias, query, key) -> dict[str, typing.Any]:
         )
     mask = attention_mask[..., :s_k]  # as long as the cache at least; this call's keys come first
     if mask.dtype is torch.bool:
-        found["mask"] = mask
+        from . import _mask_window
+
+        found |= {"mask": mask, **_mask_window.window_of(attention_mask, s_k)}
     elif mask.is_floating_point():
         bias = _floats("attention_mask", mask, query)
         found["bias"] = found["bias"] + bias if found else bias
@@ -85,12 +87,12 @@ def _forward(
     if query.shape[0] != key.shape[0] and query.shape[0] == 1:  # learned queries, one for all
         query = query.expand(key.shape[0], -1, -1, -1)
     # Without a mask transformers means torch's rule: causal (top-left) unless one query decodes.
-    causal = bool(is_causal and attention_mask is None and query.shape[2] > 1)
+    if is_causal and attention_mask is None and query.shape[2] > 1:
+        extra |= {"causal": True, "align": "top-left"}
     try:
         o = attention(
-            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal,
-            align="top-left", scale=scaling, softcap=softcap or 0.0,
-            dropout_p=dropout if module.training else 0.0, **extra,
+            query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), scale=scaling,
+            softcap=softcap or 0.0, dropout_p=dropout if module.training else 0.0, **extra,
         )  # fmt: skip
     except ERRORS as error:
         raise renamed(error, NAMES) from None
