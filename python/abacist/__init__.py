@@ -27,12 +27,46 @@ __version__: str = _abi.library.abacist_version().decode()
 
 
 def has_backend(backend: str) -> bool:
-    """Whether the library was built with a backend: "cpu", "reference" or "cuda"."""
+    """Whether the library was built with a backend.
+
+    Parameters
+    ----------
+    backend : {"cpu", "reference", "cuda"}
+
+    Returns
+    -------
+    bool
+        For "cuda": of the build, whatever GPU there is.
+
+    Raises
+    ------
+    ValueError
+        `backend` is none of them.
+
+    Examples
+    --------
+    >>> import abacist
+    >>> abacist.has_backend("cpu")
+    True
+    """
     if backend not in ("cpu", "reference", "cuda"):
         raise ValueError(f'backend: is {backend!r}, must be "cpu", "reference" or "cuda"')
     return bool(_abi.library.abacist_has_backend(_abi.BACKENDS[backend]))
 
 
 def cpu_targets() -> tuple[str, ...]:
-    """Instruction sets that the library was built for and this processor has, best first."""
+    """Instruction sets that the library was built for and this processor has.
+
+    Returns
+    -------
+    tuple of str
+        Best first, of "avx512", "avx2", "neon" and "portable", which runs anywhere. The environment
+        variable ABACIST_CPU_TARGET forces one, for tests.
+
+    Examples
+    --------
+    >>> import abacist
+    >>> abacist.cpu_targets()[-1]
+    'portable'
+    """
     return tuple(_abi.library.abacist_cpu_targets().decode().split(","))

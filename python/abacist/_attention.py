@@ -252,6 +252,9 @@ class Plan:
     def __str__(self) -> str:
         return self.text
 
+    def _repr_pretty_(self, printer: typing.Any, cycle: bool) -> None:
+        printer.text(self.text)  # what a notebook shows
+
 
 def _read_plan(request: tuple[bool, bytes, bytes, bytes], varlen: bool) -> Plan:
     library = _abi.library

@@ -109,6 +109,7 @@ class Plan:
     text: str
     _request: tuple[bool, bytes, bytes, bytes] = dataclasses.field(repr=False)
     _varlen: bool = dataclasses.field(repr=False)
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None: ...
 
 def plan(
     q: _Array,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import typing
 
 import jax
@@ -33,7 +34,7 @@ def _check(name: str, x: typing.Any) -> None:
 def _empty(shape: tuple[int, ...], dtype: typing.Any) -> np.ndarray:
     """Memory that device_put does not copy."""
     dtype = np.dtype(dtype)
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.__array_interface__["data"][0] % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)

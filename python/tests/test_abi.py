@@ -1,11 +1,14 @@
 """What _abi.py says of the C structs is what the C compiler said (tests/package/abi.txt)."""
 
 import ctypes
+import doctest
+import inspect
 import pathlib
 import re
 
 import pytest
 
+import abacist
 from abacist import _abi
 
 RECORD = pathlib.Path(__file__).parents[2] / "tests" / "package" / "abi.txt"
@@ -36,3 +39,22 @@ def test_plan_info():
     ours = [(name, getattr(_abi.PlanInfo, name).offset) for name, _ in _abi.PlanInfo._fields_]
     assert fields("abacist_plan_info")[: len(ours)] == ours
     assert ctypes.sizeof(_abi.PlanInfo) % 8 == 0
+
+
+PUBLIC = [getattr(abacist, name) for name in abacist.__all__ if callable(getattr(abacist, name))]
+
+
+@pytest.mark.parametrize("item", PUBLIC, ids=lambda x: x.__name__)
+def test_the_documentation_is_whole_and_its_examples_run(item):
+    pytest.importorskip("numpy", reason="numpy is not installed")
+    parameters = [] if inspect.isclass(item) else inspect.signature(item).parameters
+    described = inspect.getdoc(item)
+    if "the keywords of `attention`" in described:
+        described += inspect.getdoc(abacist.attention)
+    for name in parameters:
+        assert re.search(rf"\b{name}\b", described), name
+    if not inspect.isclass(item):
+        assert {"Returns", "Examples"} <= set(described.splitlines())
+    runner = doctest.DocTestRunner()
+    for test in doctest.DocTestFinder(exclude_empty=True).find(item, item.__name__, globs={}):
+        assert runner.run(test).failed == 0, test.name

@@ -249,6 +249,16 @@ def test_transforms_are_refused():
         abacist.attention(torch.autograd.forward_ad.make_dual(q, q), k, v)
 
 
+@pytest.mark.skipif(abacist.has_backend("cuda"), reason="this build has the CUDA backend")
+def test_a_gpu_without_its_backend_is_refused(monkeypatch):
+    from abacist import _torch
+
+    q, k, v = (x.to("meta") for x in tensors(17, 1, 64, 64, 2, 2, 64, 64, torch.bfloat16))
+    monkeypatch.setattr(_torch, "_place", lambda device: (1, 0))  # a plan looks at no memory
+    with pytest.raises(NotImplementedError, match="no CUDA backend"):
+        abacist.plan(q, k, v)
+
+
 def test_the_way_of_gpus_on_the_host(monkeypatch):
     """All of it but the stream and torch's allocator, which GPUs have: test_cuda.py."""
     from abacist import _torch
