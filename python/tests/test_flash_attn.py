@@ -241,6 +241,8 @@ def test_the_whole_cache_is_the_default():
     q, k, v = random(2, 1, 4, 8), random(2, 9, 2, 8), random(2, 9, 2, 8)
     expected = oracle.attention(q, k, v, causal=True)[0]
     close(flash_attn.flash_attn_with_kvcache(q, k, v, causal=True), expected)
+    larger = (torch.cat([x, torch.full_like(x, torch.nan)]) for x in (k, v))
+    close(flash_attn.flash_attn_with_kvcache(q, *larger, causal=True), expected)
     pages = {"block_table": int32([[0, 1, 2], [3, 4, 5]])}
     k, v = k.reshape(6, 3, 2, 8), v.reshape(6, 3, 2, 8)
     close(flash_attn.flash_attn_with_kvcache(q, k, v, causal=True, **pages), expected)

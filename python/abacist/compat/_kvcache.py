@@ -232,6 +232,8 @@ def decode(
     _check_ranks(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     b = q.shape[0]
     table = _pages(k_cache, block_table, cache_batch_idx, b)
+    if table is None:  # a larger cache: the sequences have its first rows
+        k_cache, v_cache = k_cache[:b], v_cache[:b]
     room = k_cache.shape[1] * (1 if table is None else table.shape[1])
     lengths = _lengths(cache_seqlens, b, room, table is not None)
     after = lengths if k is None else lengths + k.shape[1]

@@ -259,7 +259,8 @@ def flash_attn_with_kvcache(
         One number, or int32 ``[b]``: keys in the cache before appending; default all of it. The
         tensor is not raised.
     cache_batch_idx : torch.Tensor, optional
-        int32 ``[b]``: the row of the cache that each sequence has; not with a `block_table`.
+        int32 ``[b]``: the row of the cache that each sequence has, by default 0 to b - 1; not with a
+        `block_table`.
     block_table : torch.Tensor, optional
         int32 ``[b, max_pages]``: key j of sequence n is row ``j % page_size`` of page
         ``block_table[n, j // page_size]``.
