@@ -58,7 +58,10 @@ def _call(
     arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p, seed,
     cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k, key_lengths, layout, align, backend, deterministic,
 ) -> _problem.Call:  # fmt: skip
-    varlen = _problem.check_seqlens(cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k)
+    varlen = (
+        cu_seqlens_q is not None or cu_seqlens_k is not None or max_s_q is not None
+        or max_s_k is not None
+    ) and _problem.check_seqlens(cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k)  # fmt: skip
     if type(window) is list:
         window = tuple(window)
     if seed is not None:
@@ -207,8 +210,8 @@ def attention(
     (1, 4, 2, 8)
     """
     torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():
-        # Before _arrays is looked at, whose state would become a guard of the graph.
+    if torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        # An operator goes into the graph. Before _arrays is looked at, whose state would be a guard.
         from . import _torch
 
         return _torch.compiled(

@@ -69,15 +69,17 @@ def _place(device: torch.device | None) -> tuple[int, int]:
     return (_abi.CUDA, device.index)
 
 
-def _operand(name: str, x: torch.Tensor, call: _problem.Call, device: torch.device | None) -> bytes:
+def _operand(
+    name: str, x: torch.Tensor, rank: int, heads_first: bool, device: torch.device | None
+) -> bytes:
     # These few attributes are most of what a small call costs: the quick way first.
     code, place = FLOATS.get(x.dtype), HOST
     if device is not None or code is None or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
         code, place = _check(name, x, FLOATS, device), _place(device)
-    shape, stride, rank = x.shape, x.stride(), call.rank
+    shape, stride = x.shape, x.stride()
     if len(shape) != rank:
-        _problem.check_rank(name, shape, rank, call.heads_first)
-    if call.heads_first:
+        _problem.check_rank(name, shape, rank, heads_first)
+    if heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)
     try:
         return PACK[rank](x.data_ptr(), code, rank, *place, *shape, *stride)
@@ -125,10 +127,11 @@ def _extras(
 
 
 def _inputs(q, k, v, call: _problem.Call, device: torch.device | None) -> bytes:
+    rank, heads_first = call.rank, call.heads_first
     return (
-        _operand("q", q, call, device)
-        + _operand("k", k, call, device)
-        + _operand("v", v, call, device)
+        _operand("q", q, rank, heads_first, device)
+        + _operand("k", k, rank, heads_first, device)
+        + _operand("v", v, rank, heads_first, device)
     )
 
 
@@ -172,7 +175,7 @@ def _forward(q, k, v, call: _problem.Call, with_lse: bool) -> tuple:
     device = None if q.is_cpu else _device(q)
     inputs = _inputs(q, k, v, call, device)
     o = _new_output(q, v, call)
-    packed_o = _operand("o", o, call, device) if call.heads_first else _plain(o, device)
+    packed_o = _operand("o", o, call.rank, True, device) if call.heads_first else _plain(o, device)
     lse, packed_lse = None, _abi.ABSENT
     if with_lse:
         lse = q.new_empty(_problem.lse_shape(call, q.shape), dtype=_lse_type(q))
@@ -198,14 +201,15 @@ def _backward(call: _problem.Call, saved: tuple, d_o, d_lse, wanted: tuple) -> t
                                       memory_format=torch.contiguous_format)
         for name in wanted
     }  # fmt: skip
+    dense = (call.rank, call.heads_first, device)
     tensors = (
         _abi.HEAD
         + _inputs(q, k, v, call, device)
-        + _operand("o", o, call, device)
+        + _operand("o", o, *dense)
         + _plain(lse, device)
-        + _operand("gradient of o", d_o, call, device)
+        + _operand("gradient of o", d_o, *dense)
         + (_abi.ABSENT if d_lse is None else _plain(d_lse, device))
-        + b"".join([_operand("gradient", x, call, device) for x in grads])
+        + b"".join([_operand("gradient", x, *dense) for x in grads])
         + _extras(call.extras, extra_grads, device)
     )
     _run(True, tensors, call, device)
@@ -320,7 +324,8 @@ def plan_operands(q, k, v, call: _problem.Call) -> tuple:
     """q, k and v as bytes, the shape and type code of q, d_v, the extras, and the device."""
     device = _device(q)
     inputs = tuple(
-        _operand(name, x, call, device) for name, x in (("q", q), ("k", k), ("v", v))
+        _operand(name, x, call.rank, call.heads_first, device)
+        for name, x in (("q", q), ("k", k), ("v", v))
     )
     extras = _extras(call.extras, {}, device)
     return inputs, tuple(q.shape), FLOATS[q.dtype], v.shape[-1], extras, _place(device)

@@ -42,6 +42,18 @@ def test_fullgraph_gives_the_same_bits(name):
         assert torch.equal(x, y)
 
 
+def test_export_and_trace_keep_the_operator():
+    q, other = torch.randn(1, 6, 2, 8), torch.randn(1, 6, 2, 8)
+
+    class Module(torch.nn.Module):
+        def forward(self, q):
+            return abacist.attention(q, q, q, causal=True)
+
+    expected = Module()(other)
+    assert torch.equal(torch.export.export(Module(), (q,)).module()(other), expected)
+    assert torch.equal(torch.jit.trace(Module(), q)(other), expected)
+
+
 def test_fullgraph_varlen():
     q, k, v = (torch.randn(7, 2, 8) for _ in range(3))
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)
