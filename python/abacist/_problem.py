@@ -49,8 +49,10 @@ def check_seqlens(
     """Whether the call is varlen, after checking that its four arguments come together."""
     if cu_seqlens_q is None and cu_seqlens_k is None and max_s_q is None and max_s_k is None:
         return False
-    given = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    given |= {"max_s_q": max_s_q, "max_s_k": max_s_k}
+    # In one go: the torch.compile of PyTorch 2.4 traces no |= of dictionaries.
+    given = {
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_s_q": max_s_q, "max_s_k": max_s_k,
+    }  # fmt: skip
     missing = [name for name, value in given.items() if value is None]
     if missing:
         present = [name for name in given if name not in missing]

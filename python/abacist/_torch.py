@@ -277,7 +277,7 @@ def _refuse_tangents(inputs: dict[str, typing.Any]) -> None:
 
 
 def refuse_slopes_gradient(slopes: typing.Any) -> None:
-    if getattr(slopes, "requires_grad", False):
+    if isinstance(slopes, torch.Tensor) and slopes.requires_grad:
         raise NotImplementedError("alibi_slopes: requires a gradient, which is not computed")
 
 
