@@ -166,7 +166,7 @@ void attend(const AttendArguments& a) {
   Operand o = make_o(inputs, o_dtype);
   Operand lse = wants_lse(a) ? make_lse(inputs) : Operand{};
   const ForwardTensors tensors = inputs.forward(o.out(), lse.out());
-  const Runner runner(make_problem(tensors, a.score.options()), a.run.place());
+  const Runner runner(make_problem(tensors, options_for(a.score, inputs)), a.run.place());
   Outputs outputs;
   if (!a.out.empty()) outputs.add(a.out, "o", o);
   if (lse.spec.present())

@@ -50,33 +50,34 @@ Inputs inputs_of(const ExplainArguments& a) {
   return inputs;
 }
 
-Operands operands_of(const Inputs& inputs, Pass pass) {
-  Operands x;
-  x.q = inputs.q.spec;
-  x.k = inputs.k.spec;
-  x.v = inputs.v.spec;
-  x.alibi_slopes = inputs.slopes.spec;
-  x.sinks = inputs.sinks.spec;
-  x.bias = inputs.bias.spec;
-  x.visible = inputs.visible.spec;
-  x.key_lengths = inputs.key_lengths.spec;
-  x.block_table = inputs.block_table.spec;
-  const Extents& q = x.q.shape;
-  x.o = contiguous(x.q.dtype, {q[0], q[1], q[2], x.v.shape[3]});
-  x.lse = contiguous(DType::f32, {q[0], q[2], q[1]});
-  if (pass == Pass::backward) {
-    if (x.block_table.present()) throw UserError("a backward pass takes no pages");
-    x.d_o = x.o;
-    if (x.sinks.present()) x.d_sinks = x.sinks;
-    if (x.bias.present())
-      x.d_bias = contiguous(DType::f32,
-                            {x.bias.shape[0], x.bias.shape[1], x.bias.shape[2], x.bias.shape[3]});
-    x.dq = contiguous(x.q.dtype, {q[0], q[1], q[2], q[3]});
-    const Extents& k = x.k.shape;
-    x.dk = contiguous(x.k.dtype, {k[0], k[1], k[2], k[3]});
-    x.dv = contiguous(x.v.dtype, {k[0], k[1], k[2], x.v.shape[3]});
+Operand spec_alone(DType dtype, const Extents& shape, std::int64_t last) {
+  Operand operand;
+  operand.spec = contiguous(dtype, {shape[0], shape[1], shape[2], last});
+  return operand;
+}
+
+Problem problem_of(const ExplainArguments& a, const Inputs& inputs) {
+  const Options options = options_for(a.score, inputs);
+  const TensorSpec& q = inputs.q.spec;
+  const TensorSpec& k = inputs.k.spec;
+  const Operand o = spec_alone(q.dtype, q.shape, inputs.v.spec.shape[3]);
+  Operand lse;
+  lse.spec = contiguous(DType::f32, {q.shape[0], q.shape[2], q.shape[1]});
+  if (parse_pass(a.pass) == Pass::forward) {
+    return make_problem(inputs.forward(o.out(), lse.out()), options);
   }
-  return x;
+  if (inputs.block_table.spec.present()) throw UserError("a backward pass takes no pages");
+  Gradients gradients;
+  gradients.d_o = o;
+  gradients.dq = spec_alone(q.dtype, q.shape, q.shape[3]);
+  gradients.dk = spec_alone(k.dtype, k.shape, k.shape[3]);
+  gradients.dv = spec_alone(k.dtype, k.shape, inputs.v.spec.shape[3]);
+  if (inputs.sinks.spec.present()) gradients.d_sinks.spec = contiguous(DType::f32, {q.shape[2]});
+  if (inputs.bias.spec.present()) {
+    const Extents& bias = inputs.bias.spec.shape;
+    gradients.d_bias = spec_alone(DType::f32, bias, bias[3]);
+  }
+  return make_problem(inputs.backward(o, lse, gradients), options);
 }
 
 /// Row `row` of an operand's first sequence and head, `count` rows from there.
@@ -130,15 +131,14 @@ std::unique_ptr<io::PendingFile> pending(const std::string& path, const std::str
 
 void explain_problem(const ExplainArguments& a) {
   const Inputs inputs = inputs_of(a);
-  const Pass pass = parse_pass(a.pass);
-  const Problem problem{pass, operands_of(inputs, pass), a.score.options()};
+  const Problem problem = problem_of(a, inputs);
   const ScoreArguments& score = a.score;
   if (a.picture() &&
       (score.paged() || score.dropout != 0.0 || !score.bias.empty() || !score.visible.empty() ||
        !score.sinks.empty() || !score.key_lengths.empty())) {
     throw UserError(
         "a picture draws --causal, --window, --softcap and --alibi; it cannot draw bias, boolean "
-        "masks, sinks, dropout, key lengths or pages");
+        "masks, sinks, dropout, key lengths, varlen or pages");
   }
   const Place place = a.run.place();
   const Plan plan = plan_or_throw(on_device(problem, place.device), place.plan);

@@ -126,7 +126,7 @@ Operand load_integers(const std::string& text, const Wanted& wanted) {
 }
 
 /// "5,7,0" as i32[3].
-Operand parse_lengths(const std::string& text) {
+Operand parse_lengths(const std::string& text, const char* option) {
   std::vector<std::int64_t> values;
   for (std::size_t at = 0; at <= text.size();) {
     const std::size_t end = std::min(text.find(',', at), text.size());
@@ -134,10 +134,11 @@ Operand parse_lengths(const std::string& text) {
     const char* const last = text.data() + end;
     const auto [stop, error] = std::from_chars(text.data() + at, last, value);
     if (error != std::errc{} || stop != last) {
-      throw UserError(fmt::format(
-          "--key-lengths is \"{}\", must be whole numbers N,N,..., a file, or random", text));
+      throw UserError(
+          fmt::format("{} is \"{}\", must be whole numbers N,N,..., or a file{}", option, text,
+                      std::string_view(option) == "--key-lengths" ? ", or random" : ""));
     }
-    values.push_back(as_int32(value, "--key-lengths"));
+    values.push_back(as_int32(value, option));
     at = end + 1;
   }
   Operand lengths = make_operand(DType::i32, {static_cast<std::int64_t>(values.size())});
@@ -163,7 +164,8 @@ std::vector<std::int64_t> random_shape(const std::string& text, const char* opti
   const auto extent = [&](char axis, std::int64_t whole) {
     return axes.find(axis) == axes.npos ? 1 : whole;
   };
-  return {extent('b', q[0]), extent('h', q[2]), extent('q', q[1]), most_keys(inputs)};
+  return {extent('b', inputs.sequences()), extent('h', q[2]), extent('q', most_queries(inputs)),
+          most_keys(inputs)};
 }
 
 bool is_random(const std::string& text) { return text == "random" || text.starts_with("random:"); }
@@ -198,6 +200,7 @@ class Features {
   }
 
   void add() {
+    cu_seqlens();
     slopes();
     if (a_.sinks == "random") {
       x_.sinks = random_operand(float_, {x_.q.spec.shape[2]}, kSinks);
@@ -238,6 +241,34 @@ class Features {
     return operand;
   }
 
+  /// "N,N,...", or a file.
+  Operand integers_of(const std::string& text, const Wanted& wanted) {
+    const bool file = text.ends_with(".npy") || text.find(".safetensors") != std::string::npos;
+    return file ? load_integers(note(text), wanted) : parse_lengths(text, wanted.option);
+  }
+
+  void cu_seqlens() {
+    if (!a_.varlen()) return;
+    if (x_.q.spec.shape[0] != 1) {
+      throw UserError("--cu-seqlens-q is for sequences behind one another, Q of rank 3");
+    }
+    if (a_.cu_seqlens_q.empty()) throw UserError("--cu-seqlens-k needs --cu-seqlens-q");
+    x_.cu_seqlens_q = integers_of(
+        a_.cu_seqlens_q, {"--cu-seqlens-q", "cu_seqlens_q", 1, 1, "whole numbers [b + 1]"});
+    if (!a_.cu_seqlens_k.empty()) {
+      x_.cu_seqlens_k = integers_of(
+          a_.cu_seqlens_k, {"--cu-seqlens-k", "cu_seqlens_k", 1, 1, "whole numbers [b + 1]"});
+    }
+    for (const Operand* cu : {&x_.cu_seqlens_q, &x_.cu_seqlens_k}) {
+      if (cu->spec.present() && cu->count() == 0) {
+        throw UserError("cu_seqlens are empty, must have b + 1 entries, the first of them 0");
+      }
+    }
+    if (!a_.paged() && (x_.k.spec.shape[0] != 1 || x_.v.spec.shape[0] != 1)) {
+      throw UserError("--cu-seqlens-k is for sequences behind one another, K and V of rank 3");
+    }
+  }
+
   void slopes() {
     if (a_.alibi.empty()) return;
     if (a_.alibi != "auto") {
@@ -255,7 +286,7 @@ class Features {
   }
 
   void key_lengths() {
-    const std::int64_t b = x_.q.spec.shape[0];
+    const std::int64_t b = x_.sequences();
     const std::int64_t s_k = most_keys(x_);
     if (a_.key_lengths == "random" || (a_.key_lengths.empty() && a_.page_size > 0)) {
       RandomBits bits(seed_, kLengths);
@@ -264,12 +295,9 @@ class Features {
         const auto any = static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(keys_ + 1));
         set_integer(x_.key_lengths, n, a_.key_lengths.empty() ? keys_ : any);
       }
-    } else if (a_.key_lengths.ends_with(".npy") ||
-               a_.key_lengths.find(".safetensors") != std::string::npos) {
-      x_.key_lengths = load_integers(note(a_.key_lengths),
-                                     {"--key-lengths", "key_lengths", 1, 1, "whole numbers [b]"});
     } else if (!a_.key_lengths.empty()) {
-      x_.key_lengths = parse_lengths(a_.key_lengths);
+      x_.key_lengths =
+          integers_of(a_.key_lengths, {"--key-lengths", "key_lengths", 1, 1, "whole numbers [b]"});
     }
     if (a_.page_size > 0 && s_k > 0 && data_) lose_unused_rows();
   }
@@ -372,8 +400,26 @@ class Features {
 
 }  // namespace
 
+namespace {
+
+/// Of the sequences between these entries; wrong entries are left to the library.
+std::int64_t longest(const Operand& cu_seqlens) {
+  std::int64_t most = 0;
+  for (std::int64_t n = 1; n < cu_seqlens.count(); ++n) {
+    most = std::max(most, integer_at(cu_seqlens, n) - integer_at(cu_seqlens, n - 1));
+  }
+  return most;
+}
+
+}  // namespace
+
+std::int64_t most_queries(const Inputs& inputs) {
+  return inputs.cu_seqlens_q.spec.present() ? longest(inputs.cu_seqlens_q) : inputs.q.spec.shape[1];
+}
+
 std::int64_t most_keys(const Inputs& inputs) {
   const std::int64_t rows = inputs.k.spec.shape[1];
+  if (inputs.cu_seqlens_k.spec.present()) return longest(inputs.cu_seqlens_k);
   if (!inputs.block_table.spec.present()) return rows;
   std::int64_t keys = 0;
   if (__builtin_mul_overflow(rows, inputs.block_table.spec.shape[1], &keys)) {
@@ -384,6 +430,12 @@ std::int64_t most_keys(const Inputs& inputs) {
 
 void add_features(Inputs& inputs, const ScoreArguments& score, std::uint64_t seed, bool data) {
   Features(inputs, score, seed, data).add();
+}
+
+Options options_for(const ScoreArguments& score, const Inputs& inputs) {
+  Options options = score.options();
+  if (inputs.varlen()) options.max_lengths = {most_queries(inputs), most_keys(inputs)};
+  return options;
 }
 
 Inputs without_pages(const Inputs& inputs) {

@@ -15,11 +15,16 @@ namespace abacist::cli {
 void add_features(Inputs& inputs, const ScoreArguments& score, std::uint64_t seed,
                   bool data = true);
 
+/// The options, with the longest lengths where `cu_seqlens` are given.
+Options options_for(const ScoreArguments& score, const Inputs& inputs);
+
 /// The same problem without pages: K and V are [b, max_pages * page_size, h_k, d], copied key by
 /// key, zeros past each length. Page ids must be in the pool.
 Inputs without_pages(const Inputs& inputs);
 
-/// The largest number of keys of a sequence, as the shapes say: s_k, or max_pages * page_size.
+/// The largest number of queries or keys of a sequence: of varlen inputs what cu_seqlens say, else
+/// as the shapes say: s_q and s_k, or max_pages * page_size.
+std::int64_t most_queries(const Inputs& inputs);
 std::int64_t most_keys(const Inputs& inputs);
 
 }  // namespace abacist::cli

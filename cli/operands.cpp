@@ -177,13 +177,34 @@ Inputs random_inputs(const SizeArguments& sizes) {
   return inputs;
 }
 
+namespace {
+
+/// Without the first axis, if the tensor is one of a varlen problem: there it is 1 long.
+template <class Any>
+Any packed(Any tensor, bool varlen) {
+  if (!varlen || !tensor.present()) return tensor;
+  for (std::size_t axis = 1; axis < kMaxRank; ++axis) {
+    tensor.shape[axis - 1] = tensor.shape[axis];
+    tensor.stride[axis - 1] = tensor.stride[axis];
+  }
+  --tensor.rank;
+  tensor.shape[static_cast<std::size_t>(tensor.rank)] = 0;
+  tensor.stride[static_cast<std::size_t>(tensor.rank)] = 0;
+  return tensor;
+}
+
+}  // namespace
+
 ForwardTensors Inputs::forward(const Tensor& o, const Tensor& lse) const {
-  return {.q = q.in(),
-          .k = k.in(),
-          .v = v.in(),
-          .o = o,
-          .lse = lse,
+  const bool pool = block_table.spec.present();
+  return {.q = packed(q.in(), varlen()),
+          .k = packed(k.in(), varlen() && !pool),
+          .v = packed(v.in(), varlen() && !pool),
+          .o = packed(o, varlen()),
+          .lse = packed(lse, varlen()),
           .alibi_slopes = slopes.in(),
+          .cu_seqlens_q = cu_seqlens_q.in(),
+          .cu_seqlens_k = cu_seqlens_k.in(),
           .sinks = sinks.in(),
           .key_lengths = key_lengths.in(),
           .bias = bias.in(),
@@ -193,17 +214,19 @@ ForwardTensors Inputs::forward(const Tensor& o, const Tensor& lse) const {
 
 BackwardTensors Inputs::backward(const Operand& o, const Operand& lse,
                                  const Gradients& gradients) const {
-  return {.q = q.in(),
-          .k = k.in(),
-          .v = v.in(),
-          .o = o.in(),
-          .lse = lse.in(),
-          .d_o = gradients.d_o.in(),
-          .dq = gradients.dq.out(),
-          .dk = gradients.dk.out(),
-          .dv = gradients.dv.out(),
-          .d_lse = gradients.d_lse.in(),
+  return {.q = packed(q.in(), varlen()),
+          .k = packed(k.in(), varlen()),
+          .v = packed(v.in(), varlen()),
+          .o = packed(o.in(), varlen()),
+          .lse = packed(lse.in(), varlen()),
+          .d_o = packed(gradients.d_o.in(), varlen()),
+          .dq = packed(gradients.dq.out(), varlen()),
+          .dk = packed(gradients.dk.out(), varlen()),
+          .dv = packed(gradients.dv.out(), varlen()),
+          .d_lse = packed(gradients.d_lse.in(), varlen()),
           .alibi_slopes = slopes.in(),
+          .cu_seqlens_q = cu_seqlens_q.in(),
+          .cu_seqlens_k = cu_seqlens_k.in(),
           .sinks = sinks.in(),
           .key_lengths = key_lengths.in(),
           .d_sinks = gradients.d_sinks.out(),
@@ -223,6 +246,11 @@ void Gradients::make(const Inputs& inputs, DType dtype, DType sums) {
     const Extents& n = inputs.bias.spec.shape;
     d_bias = make_operand(sums, {n[0], n[1], n[2], n[3]});
   }
+  for (const Operand* rows : {&dq, &dk, &dv}) inputs.clear_gaps(*rows);
+}
+
+void Inputs::clear_gaps(const Operand& output) const {
+  if (varlen()) std::memset(output.data, 0, static_cast<std::size_t>(output.bytes()));
 }
 
 Operand make_o(const Inputs& inputs, DType dtype) {
@@ -240,6 +268,7 @@ Operand make_o(const Inputs& inputs, DType dtype) {
   const std::int64_t s = inputs.order.heads_first ? d : d * extents[2];
   const std::int64_t h = inputs.order.heads_first ? d * extents[1] : d;
   o.spec.stride = {batch, s, h, 1};
+  inputs.clear_gaps(o);
   return o;
 }
 
@@ -248,6 +277,7 @@ Operand make_lse(const Inputs& inputs) {
   Operand lse = make_operand(DType::f32, {q[0], q[2], q[1]});
   const auto absent = static_cast<std::ptrdiff_t>(4 - inputs.order.rank);
   lse.file_shape.erase(lse.file_shape.begin(), lse.file_shape.begin() + absent);
+  inputs.clear_gaps(lse);
   return lse;
 }
 

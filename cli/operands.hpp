@@ -63,9 +63,17 @@ struct Gradients {
 /// Q, K, V, and beside them what add_features() was asked for.
 struct Inputs {
   Operand q, k, v, slopes, sinks, bias, visible, key_lengths, block_table;
+  /// Of varlen inputs, whose q (and k, v without pages) are [1, total, h, d] here.
+  Operand cu_seqlens_q, cu_seqlens_k;
   AxisOrder order{};
   std::vector<std::string> paths{};  ///< files that must not be overwritten
 
+  bool varlen() const { return cu_seqlens_q.spec.present() || cu_seqlens_k.spec.present(); }
+  std::int64_t sequences() const {
+    return cu_seqlens_q.spec.present() ? cu_seqlens_q.spec.shape[0] - 1 : q.spec.shape[0];
+  }
+  /// Zeros where a run writes nothing: rows past the last sequence of varlen outputs.
+  void clear_gaps(const Operand& output) const;
   ForwardTensors forward(const Tensor& o, const Tensor& lse) const;
   /// Of inputs without a block table.
   BackwardTensors backward(const Operand& o, const Operand& lse, const Gradients& gradients) const;

@@ -81,6 +81,14 @@ void ScoreArguments::add_lengths_to(CLI::App& command) {
       .add_option("--key-lengths", key_lengths,
                   "Keys of each sequence: N,N,..., a file with [b] whole numbers, or random")
       ->group(group);
+  for (auto [name, value] :
+       {std::pair{"--cu-seqlens-q", &cu_seqlens_q}, {"--cu-seqlens-k", &cu_seqlens_k}}) {
+    command
+        .add_option(name, *value,
+                    "Sequences behind one another, [total, h, d]: 0,N,N,... or a file with [b + 1] "
+                    "whole numbers, where each begins and the last ends")
+        ->group(group);
+  }
   command
       .add_option(
           "--block-table", block_table,
@@ -120,6 +128,7 @@ std::string ScoreArguments::text() const {
   if (!sinks.empty()) add("sinks");
   if (dropout != 0.0) add(fmt::format("dropout {} (seed {})", dropout, dropout_seed));
   if (!key_lengths.empty()) add("key lengths");
+  if (varlen()) add("varlen");
   if (!block_table.empty()) add("pages");
   if (page_size > 0) add(fmt::format("pages of {}", page_size));
   return text;

@@ -33,14 +33,18 @@ struct ScoreArguments {
   std::string alibi{};  ///< "auto" or a file; "" is none
   /// "random" or a file; "" is none. Bias and mask may be "random:AXES", too.
   std::string sinks{}, bias{}, visible{};
-  std::string key_lengths{};   ///< "N,N,...", "random" or a file; "" is none
+  std::string key_lengths{};  ///< "N,N,...", "random" or a file; "" is none
+  /// "0,N,N,..." or a file; "" is none, else Q (K and V) hold all sequences behind one another
+  std::string cu_seqlens_q{}, cu_seqlens_k{};
   std::string block_table{};   ///< a file; "" is none
   std::int64_t page_size = 0;  ///< K and V are put into pages of so many rows; 0: no pages made
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
 
   void add_to(CLI::App& command);
+  /// All but what depends on data: see options_for() in features.hpp.
   Options options() const;
+  bool varlen() const { return !cu_seqlens_q.empty() || !cu_seqlens_k.empty(); }
   bool paged() const { return page_size > 0 || !block_table.empty(); }
   /// "causal, window 128,0, softcap 30" or "no mask".
   std::string text() const;

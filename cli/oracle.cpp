@@ -38,9 +38,11 @@ class Oracle {
     const Extents& q = x_.q.spec.shape;
     r_.o = make_operand(DType::f64, {q[0], rows, q[2], x_.v.spec.shape[3]});
     r_.lse = make_operand(DType::f64, {q[0], q[2], rows});
+    for (const Operand* output : {&r_.o, &r_.lse}) inputs.clear_gaps(*output);
     if (!given.d_o.spec.present()) return;
     made_.make(x_, DType::f64, DType::f64);
     made_.dq = make_operand(DType::f64, {q[0], rows, q[2], q[3]});
+    inputs.clear_gaps(made_.dq);
     made_.d_o = convert(given.d_o.in(), DType::f64);
     made_.d_lse = given.d_lse;
     r_.gradients.dq = made_.dq;
@@ -75,19 +77,21 @@ class Oracle {
       t.bias = slice_pairs(t.bias, row, count, keys);
       t.visible = slice_pairs(t.visible, row, count, keys);
     };
-    cut_inputs(forward);
+    if (!all_) cut_inputs(forward);
     if (progress != nullptr) progress->restart("oracle, forward");
     Runner(make_problem(forward, options), kReference).run(forward, progress);
     if (!made_.d_o.spec.present()) return;
-    cut_inputs(backward);
-    backward.o = forward.o;
-    backward.lse = forward.lse;
-    backward.d_o = slice(backward.d_o, 1, row, count);
-    backward.d_lse = slice(backward.d_lse, 2, row, count);
-    backward.dq = slice(backward.dq, 1, at, count);
-    backward.dk = slice(backward.dk, 1, keys.begin, key_count);
-    backward.dv = slice(backward.dv, 1, keys.begin, key_count);
-    if (!all_) backward.d_sinks = backward.d_bias = {};
+    if (!all_) {
+      cut_inputs(backward);
+      backward.o = forward.o;
+      backward.lse = forward.lse;
+      backward.d_o = slice(backward.d_o, 1, row, count);
+      backward.d_lse = slice(backward.d_lse, 2, row, count);
+      backward.dq = slice(backward.dq, 1, at, count);
+      backward.dk = slice(backward.dk, 1, keys.begin, key_count);
+      backward.dv = slice(backward.dv, 1, keys.begin, key_count);
+      backward.d_sinks = backward.d_bias = {};
+    }
     if (progress != nullptr) progress->restart("oracle, backward");
     Runner(make_problem(backward, options), kReference).run(backward, progress);
   }

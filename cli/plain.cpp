@@ -134,7 +134,7 @@ class PlainRun {
   PlainResult run(Progress* progress) {
     // One item is all of a key/value head: nobody else adds to its dK and dV. Elements of a bias
     // may stand for several of them.
-    const std::int64_t items = b_ * h_k_;
+    const std::int64_t items = p_.inputs.sequences() * h_k_;
     const int most = d_bias_.empty() ? cpu::default_threads() : 1;
     std::atomic<std::int64_t> next = 0;
     std::atomic<std::int64_t> rows_done = 0;
@@ -144,9 +144,11 @@ class PlainRun {
       std::vector<Score> scores(static_cast<std::size_t>(s_k_));
       for (std::int64_t item = next++; item < items; item = next++) {
         const std::int64_t group = h_q_ / h_k_;
+        const Sequence sequence = sequence_of(item / h_k_);
+        const std::int64_t count = p_.inputs.varlen() ? sequence.len_q : rows_;
         for (std::int64_t head = item % h_k_ * group; head < (item % h_k_ + 1) * group; ++head) {
-          for (std::int64_t r = 0; r < rows_; ++r) {
-            row(item / h_k_, head, r, scores);
+          for (std::int64_t r = 0; r < count; ++r) {
+            row(sequence, head, r, scores);
             if (progress != nullptr) progress->update(static_cast<double>(++rows_done) / all_rows);
           }
         }
@@ -172,12 +174,32 @@ class PlainRun {
     bool hidden;  ///< by the boolean mask or a bias of -inf
   };
 
+  /// Sequence n, and where its rows begin among those of Q and of K.
+  struct Sequence {
+    std::int64_t n, first_q, len_q, first_k, len_k;
+  };
+
+  Sequence sequence_of(std::int64_t n) const {
+    const Inputs& x = p_.inputs;
+    const auto at = [](const Operand& integers, std::int64_t i) -> std::int64_t {
+      return static_cast<const std::int32_t*>(integers.data)[i];
+    };
+    if (x.varlen()) {
+      const std::int64_t q = at(x.cu_seqlens_q, n);
+      const std::int64_t k = at(x.cu_seqlens_k, n);
+      return {n, q, at(x.cu_seqlens_q, n + 1) - q, k, at(x.cu_seqlens_k, n + 1) - k};
+    }
+    const std::int64_t len_k = x.key_lengths.spec.present() ? at(x.key_lengths, n) : s_k_;
+    return {n, n * s_q_, s_q_, n * s_k_, len_k};
+  }
+
   struct Place {
-    std::int64_t batch, head, head_k, row, position;
+    Sequence sequence;
+    std::int64_t head, head_k, row, position;
     KeyRange keys;
     core::DropoutRule dropout;
     float sink;
-    float* o;
+    std::size_t o_at;  ///< the row of o and dq
     std::size_t lse_at;
 
     /// What a probability is multiplied with.
@@ -192,7 +214,7 @@ class PlainRun {
   /// Where a pair lies in a row-major `[b|1, h_q|1, s_q|1, s_k]`.
   static std::size_t pair_at(const Operand& operand, const Place& at, std::int64_t j) {
     const Extents& n = operand.spec.shape;
-    const std::int64_t batch = n[0] == 1 ? 0 : at.batch;
+    const std::int64_t batch = n[0] == 1 ? 0 : at.sequence.n;
     const std::int64_t head = n[1] == 1 ? 0 : at.head;
     const std::int64_t row = n[2] == 1 ? 0 : at.row;
     return static_cast<std::size_t>(((batch * n[1] + head) * n[2] + row) * n[3] + j);
@@ -208,7 +230,7 @@ class PlainRun {
 
   /// Gradients of the sinks: sums over the rows of every sequence.
   std::vector<double> sink_sums() const {
-    std::vector<double> sums(d_sinks_.empty() ? 0 : sinks_.size());
+    std::vector<double> sums(backward() ? sinks_.size() : 0);
     if (sums.empty()) return sums;
     for (std::size_t i = 0; i < d_sinks_.size(); ++i) {
       sums[i / static_cast<std::size_t>(rows_) % sums.size()] += d_sinks_[i];
@@ -216,40 +238,41 @@ class PlainRun {
     return sums;
   }
 
-  void row(std::int64_t batch, std::int64_t head, std::int64_t r, std::vector<Score>& scores) {
-    const std::int64_t i = p_.rows[static_cast<std::size_t>(r)];
+  void row(const Sequence& sequence, std::int64_t head, std::int64_t r,
+           std::vector<Score>& scores) {
+    const bool varlen = p_.inputs.varlen();
+    const std::int64_t i = varlen ? r : p_.rows[static_cast<std::size_t>(r)];
     const Mask& mask = p_.options.mask;
-    const Operand& lengths = p_.inputs.key_lengths;
-    const std::int64_t len_k =
-        lengths.spec.present() ? static_cast<const std::int32_t*>(lengths.data)[batch] : s_k_;
-    const std::int64_t shift = mask.align == Align::bottom_right ? len_k - s_q_ : 0;
-    const Place at{batch,
+    const bool bottom = mask.align == Align::bottom_right;
+    // Outputs are [b, rows, ...]; varlen ones [1, total, ...].
+    const std::int64_t outer = varlen ? 0 : sequence.n;
+    const std::int64_t line = varlen ? sequence.first_q + r : r;
+    const Place at{sequence,
                    head,
                    head / (h_q_ / h_k_),
                    i,
-                   i + shift,
-                   visible_keys(mask, s_q_, len_k, i),
-                   core::dropout_rule(p_.options.dropout, h_q_, batch, head),
+                   i + (bottom ? sequence.len_k - sequence.len_q : 0),
+                   visible_keys(mask, sequence.len_q, sequence.len_k, i),
+                   core::dropout_rule(p_.options.dropout, h_q_, sequence.n, head),
                    sinks_.empty() ? -kInfinity : sinks_[static_cast<std::size_t>(head)],
-                   o_.data() + ((batch * rows_ + r) * h_q_ + head) * d_v_,
-                   static_cast<std::size_t>((batch * h_q_ + head) * rows_ + r)};
+                   static_cast<std::size_t>((outer * rows_ + line) * h_q_ + head),
+                   static_cast<std::size_t>((outer * h_q_ + head) * rows_ + line)};
     if (score_row(at, scores)) {
       softmax_row(at, scores);
     } else {
       lse_[at.lse_at] = at.sink;
     }
-    if (backward()) {
-      backward_row(at, scores, dq_.data() + ((batch * rows_ + r) * h_q_ + head) * d_qk_);
-    }
+    if (backward()) backward_row(at, scores);
   }
 
   /// Whether the row sees any key.
   bool score_row(const Place& at, std::vector<Score>& scores) {
-    const float* const q = q_.data() + ((at.batch * s_q_ + at.row) * h_q_ + at.head) * d_qk_;
+    const float* const q = q_.data() + q_row(at) * d_qk_;
     const float slope =
-        slopes_.empty() ? 0.0f
-                        : slopes_[static_cast<std::size_t>(
-                              (p_.inputs.slopes.spec.rank == 2 ? at.batch * h_q_ : 0) + at.head)];
+        slopes_.empty()
+            ? 0.0f
+            : slopes_[static_cast<std::size_t>(
+                  (p_.inputs.slopes.spec.rank == 2 ? at.sequence.n * h_q_ : 0) + at.head)];
     float size = at.sink == -kInfinity ? 0.0f : std::fabs(at.sink);
     bool any = false;
     for (std::int64_t j = at.keys.begin; j < at.keys.end; ++j) {
@@ -298,18 +321,21 @@ class PlainRun {
         const float p = std::exp(s.value - maximum) / sum * at.kept(j);
         add_scaled(part.data(), rounded(p, dtype_), value(at, j), d_v_);
       }
-      add_scaled(at.o, 1.0f, part.data(), d_v_);
+      add_scaled(o_row(at), 1.0f, part.data(), d_v_);
     });
   }
 
-  void backward_row(const Place& at, const std::vector<Score>& scores, float* dq) {
-    const std::int64_t row_at = (at.batch * s_q_ + at.row) * h_q_ + at.head;
-    const float* const q = q_.data() + row_at * d_qk_;
-    const float* const d_o = d_o_.data() + row_at * d_v_;
-    float d_row = -d_lse_[static_cast<std::size_t>((at.batch * h_q_ + at.head) * s_q_ + at.row)];
+  void backward_row(const Place& at, const std::vector<Score>& scores) {
+    const float* const q = q_.data() + q_row(at) * d_qk_;
+    const float* const d_o = d_o_.data() + q_row(at) * d_v_;
+    float* const dq = dq_.data() + at.o_at * static_cast<std::size_t>(d_qk_);
+    const bool varlen = p_.inputs.varlen();
+    const std::int64_t lse_line = varlen ? at.sequence.first_q + at.row : at.row;
+    const std::int64_t outer = varlen ? 0 : at.sequence.n;
+    float d_row = -d_lse_[static_cast<std::size_t>((outer * h_q_ + at.head) * s_q_ + lse_line)];
     float d_size = 0.0f;
     for (std::int64_t e = 0; e < d_v_; ++e) {
-      const float product = d_o[e] * rounded(at.o[e], p_.o_dtype);
+      const float product = d_o[e] * rounded(o_row(at)[e], p_.o_dtype);
       d_row += product;
       d_size += std::fabs(product);
     }
@@ -336,7 +362,7 @@ class PlainRun {
           d_bias_size_ = std::max(d_bias_size_, double{size});
         }
         const float ds = rounded(d_score * s.slope, dtype_);
-        const std::int64_t k_at = (at.batch * s_k_ + j) * h_k_ + at.head_k;
+        const std::int64_t k_at = k_row(at, j);
         add_scaled(part.data(), ds * scale_, key(at, j), d_qk_);
         add_scaled(dk_.data() + k_at * d_qk_, ds * scale_, q, d_qk_);
         add_scaled(dv_.data() + k_at * d_v_, rounded(p * kept, dtype_), d_o, d_v_);
@@ -346,11 +372,18 @@ class PlainRun {
     ds_size_[at.lse_at] = ds_size;
   }
 
+  std::int64_t q_row(const Place& at) const {
+    return (at.sequence.first_q + at.row) * h_q_ + at.head;
+  }
+  std::int64_t k_row(const Place& at, std::int64_t j) const {
+    return (at.sequence.first_k + j) * h_k_ + at.head_k;
+  }
+  float* o_row(const Place& at) { return o_.data() + at.o_at * static_cast<std::size_t>(d_v_); }
   const float* key(const Place& at, std::int64_t j) const {
-    return k_.data() + ((at.batch * s_k_ + j) * h_k_ + at.head_k) * d_qk_;
+    return k_.data() + k_row(at, j) * d_qk_;
   }
   const float* value(const Place& at, std::int64_t j) const {
-    return v_.data() + ((at.batch * s_k_ + j) * h_k_ + at.head_k) * d_v_;
+    return v_.data() + k_row(at, j) * d_v_;
   }
 
   const PlainProblem& p_;

@@ -256,8 +256,9 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
   Candidate c;
   c.o = make_operand(dtype, {q[0], q[1], q[2], d_v});
   c.lse = make_operand(DType::f32, {q[0], q[2], q[1]});
+  for (const Operand* rows : {&c.o, &c.lse}) inputs.clear_gaps(*rows);
   const ForwardTensors forward = inputs.forward(c.o.out(), c.lse.out());
-  const Runner runner(make_problem(forward, a.score.options()), a.run.place());
+  const Runner runner(make_problem(forward, options_for(a.score, inputs)), a.run.place());
   c.kernels = runner.info().kernel;
   if (!a.backward()) {
     runner.run(forward);
@@ -268,7 +269,7 @@ Candidate run_candidate(const VerifyArguments& a, const Inputs& inputs) {
   c.gradients.make(inputs, dtype, dtype == DType::f64 ? DType::f64 : DType::f32);
   const BackwardTensors backward = inputs.backward(c.o, c.lse, c.gradients);
   // Planned before the forward runs, so that a refusal comes at once.
-  const Runner backward_runner(make_problem(backward, a.score.options()), a.run.place());
+  const Runner backward_runner(make_problem(backward, options_for(a.score, inputs)), a.run.place());
   c.kernels += " and " + backward_runner.info().kernel;
   runner.run(forward);
   backward_runner.run(backward);
@@ -315,7 +316,8 @@ std::vector<Check> compare(const Inputs& inputs, const Candidate& c, const Oracl
   }
   if (ref.d_bias.spec.present()) {
     const std::int64_t all = q[0] * q[1] * q[2] * k[1];
-    const std::int64_t sums = all / std::max<std::int64_t>(ref.d_bias.count(), 1);
+    const std::int64_t elements = std::max<std::int64_t>(ref.d_bias.count(), 1);
+    const std::int64_t sums = std::max<std::int64_t>(all / elements, 1);
     checks.push_back(check_sum("dBias", whole(is.d_bias, ref.d_bias), plain.d_bias, dtype, sums,
                                scores, plain.d_bias_size));
   }
@@ -329,8 +331,13 @@ void check_choices(const VerifyArguments& a, bool all_rows) {
     throw UserError("a backward pass takes no pages: give --pass forward");
   }
   const bool positions = !score.alibi.empty() || score.dropout != 0.0;
-  if (!all_rows && (positions || score.paged() || !score.key_lengths.empty())) {
-    throw UserError("--rows cannot sample a problem with --alibi, --dropout, key lengths or pages");
+  const bool ragged = score.paged() || score.varlen() || !score.key_lengths.empty();
+  if (!all_rows && (positions || ragged)) {
+    throw UserError(
+        "--rows cannot sample a problem with --alibi, --dropout, key lengths, varlen or pages");
+  }
+  if (score.paged() && score.varlen()) {
+    throw UserError("pages and --cu-seqlens-q together are for attend");
   }
 }
 
@@ -349,7 +356,7 @@ bool verify(const VerifyArguments& a) {
              all ? "" : fmt::format("; {} of {} rows", rows.size(), count_text(s_q)));
   std::fflush(stdout);
   inputs = without_pages(inputs);
-  const Options options = a.score.options();
+  const Options options = options_for(a.score, inputs);
   Progress oracle_progress(Progress::mode(a.progress), "oracle");
   const OracleResult oracle = run_oracle(inputs, options, rows, c.gradients, &oracle_progress);
   oracle_progress.finish();

@@ -124,6 +124,25 @@ class Attend(tool.ToolTest):
         self.save(table=table)
         self.refuse("attend", *files, *paged, "-o", "new.npy", mentions="block_table: has page ids outside")
 
+    def test_varlen(self):
+        cu_q, cu_k = [0, 3, 3, 7], [0, 4, 5, 9]
+        q, k, v = (x[0] for x in random_qkv(42, 7, 9, H_Q, H_K, b=1))
+        self.save(q=q, k=k, v=v, cu=np.array(cu_k))
+        bias = self.random.standard_normal((3, 1, 4, 4)).astype(np.float32)
+        np.save(self.folder / "bias.npy", bias)
+        self.succeed("attend", *FILES, "--cu-seqlens-q", "0,3,3,7", "--cu-seqlens-k", "cu.npy", "--causal", "--bias",
+                     "bias.npy", "-o", "o.npy", "--lse", "lse.npy")
+        for n in range(3):
+            rows, keys = slice(cu_q[n], cu_q[n + 1]), slice(cu_k[n], cu_k[n + 1])
+            s_q, s_k = rows.stop - rows.start, keys.stop - keys.start
+            o, lse = attention(q[None, rows], k[None, keys], v[None, keys], visible=band(s_q, s_k, right=0),
+                               bias=bias[n, :, :s_q, :s_k])
+            np.testing.assert_allclose(self.load("o.npy")[rows], o[0], atol=3e-6)
+            np.testing.assert_allclose(self.load("lse.npy")[:, rows], lse[0], atol=5e-6)
+        self.succeed("attend", *FILES, "--cu-seqlens-q", "0,3", "--cu-seqlens-k", "0,4", "-o", "o.npy", "--lse",
+                     "lse.npy")
+        self.assertTrue((self.load("o.npy")[3:] == 0).all() and (self.load("lse.npy")[:, 3:] == 0).all())
+
     def test_batch_invariant(self):
         self.check("--batch-invariant")
         whole = self.load("o.npy")
@@ -187,6 +206,22 @@ class Refusals(tool.ToolTest):
                 else:
                     self.refuse("attend", *FILES, "-o", "o.npy", *options, mentions=mentions)
 
+    def test_varlen(self):
+        cu = ("--cu-seqlens-q", "0,3,7")
+        self.refuse("attend", *FILES, "-o", "o.npy", *cu, mentions="rank 3")
+        for options, mentions in ((cu, "cu_seqlens_k"), (("--cu-seqlens-k", "0,3"), "needs --cu-seqlens-q"),
+                                  ((*cu, "--cu-seqlens-k", "0,3"), "cu_seqlens"),
+                                  ((*cu, "--cu-seqlens-k", "0,3,8"), "cu_seqlens_k"),
+                                  ((*cu, "--cu-seqlens-k", "0,4,3"), "cu_seqlens_k"),
+                                  ((*cu, "--cu-seqlens-k", "1,2,x"), "--cu-seqlens-k is"),
+                                  ((*cu, "--cu-seqlens-k", "0,3,7", "--key-lengths", "1,1"), "key_lengths")):
+            with self.subTest(options=options):
+                self.refuse("attend", "--random", "-s", "7", "-o", "o.npy", *options, mentions=mentions)
+        np.save(self.folder / "none.npy", np.zeros(0, np.int32))
+        self.refuse("attend", "--random", "-s", "7", "-o", "o.npy", "--cu-seqlens-q", "none.npy", "--bias", "random",
+                    mentions="b + 1")
+        self.refuse("verify", "-s", "7", *cu, "--cu-seqlens-k", "0,3,7", "--rows", "2", mentions="--rows")
+
     def test_pages(self):
         np.save(self.folder / "table.npy", np.zeros((B, 1), np.int32))
         paged = ("--block-table", "table.npy")
@@ -221,6 +256,22 @@ class Verify(tool.ToolTest):
             with self.subTest(options=options):
                 self.check(plain + names, *options)
 
+    def test_varlen(self):
+        sizes = ("-s", "70", "--s-k", "90", "--h-q", "4", "--h-k", "2", "--cu-seqlens-q", "0,17,17,69",
+                 "--cu-seqlens-k", "0,40,50,90")
+        for names, options in (([], ["--causal", "--dropout", "0.2"]),
+                               (["dSinks", "dBias"], ["--bias", "random:bq", "--sinks", "random", "--alibi", "auto"]),
+                               (["dBias"], ["--visible", "random:h", "--bias", "random:", "--type", "bf16"])):
+            with self.subTest(options=options):
+                text = self.succeed("verify", *sizes, *options)
+                self.assertEqual(text.count("  ok\n"), 5 + len(names), text)
+
+    def test_nothing_at_all(self):
+        for sizes in (["-s", "0", "--s-k", "5"], ["--b", "0"], ["-s", "3", "--s-k", "0"],
+                      ["-s", "4", "--cu-seqlens-q", "0", "--cu-seqlens-k", "0"]):
+            for options in (["--sinks", "random"], ["--bias", "random", "--visible", "random:bhq"]):
+                self.succeed("verify", *sizes, *options)
+
     def test_forward_alone(self):
         for options in (["--page-size", "16"], ["--page-size", "7", "--key-lengths", "3,80", "--causal"],
                         ["--page-size", "1", "--bias", "random", "--sinks", "random", "--type", "bf16"]):
@@ -246,6 +297,9 @@ class Others(tool.ToolTest):
         self.assertIn("1000000", text)
         self.succeed("explain", "-s", "64", "--page-size", "16")
         self.refuse("explain", "--pass", "backward", "--page-size", "16", mentions="takes no pages")
+        text = self.succeed("explain", "-s", "9", "--cu-seqlens-q", "0,4,9", "--cu-seqlens-k", "0,9,9", "--pass",
+                            "backward")
+        self.assertIn("q f32[9, 1, 64]", text)
         self.refuse("explain", "--sinks", "random", "--svg", "x.svg", mentions="a picture draws")
 
     def test_bench(self):
