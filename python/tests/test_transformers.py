@@ -162,6 +162,64 @@ def test_an_encoder_with_padding():
     torch.testing.assert_close(x[mask.bool()], y[mask.bool()], **CLOSE)
 
 
+def vit(**more):
+    return transformers.ViTModel, transformers.ViTConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=32,
+        patch_size=8, **more)  # fmt: skip
+
+
+def modernbert(**more):
+    """Windows to both sides in all but every third layer."""
+    return transformers.ModernBertModel, transformers.ModernBertConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        local_attention=6, pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1,
+        sep_token_id=2, **more)  # fmt: skip
+
+
+def bart(**more):
+    """Encoder, decoder, attention across."""
+    return transformers.BartModel, transformers.BartConfig(
+        vocab_size=50, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, encoder_layers=2,
+        decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4, **more)  # fmt: skip
+
+
+def deepseek(**more):
+    """Heads of q and k that are wider than those of v."""
+    sizes = {**SIZES, "num_key_value_heads": 4}
+    del sizes["head_dim"]
+    return transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config(
+        **sizes, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=12, v_head_dim=10,
+        first_k_dense_replace=2, **more)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [vit, modernbert, bart, deepseek])
+def test_other_kinds_of_models(kind, monkeypatch):
+    models, calls, original = pair(kind), [], compat.attention
+    monkeypatch.setattr(compat, "attention", lambda *x, **more: (calls.append(1), original(*x, **more))[1])
+    torch.manual_seed(7)
+    inputs = {"input_ids": torch.randint(3, 50, (2, 15)), "attention_mask": torch.ones(2, 15).long()}
+    if kind is vit:
+        inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    elif kind is not deepseek:
+        inputs["attention_mask"][1, 9:] = 0
+    with torch.no_grad():
+        x, y = (model(**inputs)[0] for model in models)
+    seen = inputs["attention_mask"].bool() if kind is modernbert else ...
+    torch.testing.assert_close(x[seen], y[seen], **CLOSE)
+    assert len(calls) == {vit: 2, modernbert: 3, bart: 6, deepseek: 2}[kind]
+
+
+def test_bfloat16(windows):
+    models = [model.to(torch.bfloat16) for model in pair(gpt_oss)]
+    torch.manual_seed(9)
+    tokens, mask = torch.randint(1, 50, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :4] = 0
+    with torch.no_grad():
+        x, y = (model(tokens, attention_mask=mask).logits for model in models)
+    assert y.dtype is torch.bfloat16
+    torch.testing.assert_close(x[mask.bool()], y[mask.bool()], rtol=0.05, atol=0.05 * x.std().item())
+
+
 def test_relative_positions_and_cross_attention():
     def t5(**more):
         return transformers.T5ForConditionalGeneration, transformers.T5Config(
