@@ -236,6 +236,14 @@ def test_kvcache_is_the_formula(data, c, seed):
             assert torch.equal(cache.nan_to_num(9), old.nan_to_num(9))
 
 
+def test_caches_are_without_gradients():
+    q, new = random(1, 2, 2, 8, grad=True), random(1, 2, 2, 8, grad=True)
+    caches, angle = torch.zeros(2, 1, 8, 2, 8).unbind(0), torch.rand(8, 2)
+    o, lse = flash_attn.flash_attn_with_kvcache(
+        q, *caches, new, new, angle.cos(), angle.sin(), cache_seqlens=0, return_softmax_lse=True)  # fmt: skip
+    assert not (o.requires_grad or lse.requires_grad or caches[0].requires_grad)
+
+
 def test_the_whole_cache_is_the_default():
     torch.manual_seed(1)
     q, k, v = random(2, 1, 4, 8), random(2, 9, 2, 8), random(2, 9, 2, 8)

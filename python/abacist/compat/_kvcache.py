@@ -1,11 +1,11 @@
 """Caches of keys and values for flash_attn_with_kvcache: appending, rotating, attention over pages.
 
-The C API's abacist_append, abacist_rotate and plans, for torch tensors on the CPU, without gradients.
+The C API's abacist_append, abacist_rotate and abacist_forward for torch tensors on the CPU, without
+gradients.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import struct
 import typing
@@ -16,36 +16,29 @@ from .. import _abi, _torch
 from ._names import renamed
 
 PLAN_OPTIONS = struct.Struct("<Qiiii")  # struct_size, backend, threads, batch_invariant, reserved
-RUN_OPTIONS = struct.Struct("<QQQQQQ")  # struct_size, workspace, its bytes, stream, progress, context
+UNSPLIT = {unsplit: PLAN_OPTIONS.pack(PLAN_OPTIONS.size, 0, 0, unsplit, 0) for unsplit in (False, True)}
 STYLE = struct.Struct("<ii")  # abacist_rotary's last fields
-ALIGNMENT = 256  # of workspaces
+ROTARY_HEAD = struct.pack("<Q", 8 + 2 * _abi.TENSOR.size + STYLE.size)
+APPEND_HEAD = struct.pack("<Q", 8 + 6 * _abi.TENSOR.size)
 INTERLEAVED, HALF_SPLIT = 0, 1
 # What the C API's arguments are called in flash_attn_with_kvcache.
 ROTARY_NAMES = {"cos": "rotary_cos", "sin": "rotary_sin", "rotary.cos": "rotary_cos",
                 "rotary.sin": "rotary_sin"}  # fmt: skip
+APPEND_NAMES = {"lengths": "cache_seqlens", **ROTARY_NAMES}
+ROTATE_NAMES = {"x": "q", "positions": "cache_seqlens", **ROTARY_NAMES}
 CACHE_NAMES = {"k": "k_cache", "v": "v_cache", "key_lengths": "cache_seqlens"}
 
 _library = _abi.library
 _library.abacist_append.argtypes = [ctypes.c_char_p] * 2
 _library.abacist_rotate.argtypes = [ctypes.c_char_p] * 4
-_library.abacist_plan_run.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p]
-_library.abacist_plan_device_status.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-for _name in ("append", "rotate", "plan_run", "plan_device_status"):
-    getattr(_library, "abacist_" + _name).restype = ctypes.c_int32
+_library.abacist_append.restype = _library.abacist_rotate.restype = ctypes.c_int32
 
 
 class Rotary(typing.NamedTuple):
-    """Rotary position embedding: float32 tables ``[positions, d_rot / 2]`` and the style."""
+    """abacist_rotary, and the tables that it points to."""
 
-    cos: torch.Tensor
-    sin: torch.Tensor
-    interleaved: bool
-
-    def packed(self) -> bytes:
-        tables = _operand("rotary_cos", self.cos) + _operand("rotary_sin", self.sin)
-        size = 8 + len(tables) + STYLE.size
-        style = INTERLEAVED if self.interleaved else HALF_SPLIT
-        return struct.pack("<Q", size) + tables + STYLE.pack(style, 0)
+    packed: bytes
+    tables: tuple[torch.Tensor, torch.Tensor]
 
 
 class Operands(typing.NamedTuple):
@@ -60,10 +53,13 @@ class Operands(typing.NamedTuple):
     alibi_slopes: torch.Tensor | None = None
 
 
-def _operand(name: str, x: torch.Tensor, types: dict | None = None) -> bytes:
-    if isinstance(x, torch.Tensor) and not x.is_cpu:
-        raise NotImplementedError(f"{name}: is on {x.device}; caches are served on the CPU only")
-    code = _torch._check(name, x, types or _torch.FLOATS)
+def _operand(name: str, x: torch.Tensor, types: dict = _torch.FLOATS) -> bytes:
+    # The quick way first, as in _torch.py.
+    code = types.get(x.dtype) if isinstance(x, torch.Tensor) else None
+    if code is None or not x.is_cpu or x.layout is not torch.strided or x.is_neg() or x.dim() > _abi.MAX_RANK:
+        if isinstance(x, torch.Tensor) and not x.is_cpu:
+            raise NotImplementedError(f"{name}: is on {x.device}; caches are served on the CPU only")
+        code = _torch._check(name, x, types)
     return _abi.tensor(x.data_ptr(), code, x.shape, x.stride())
 
 
@@ -84,41 +80,41 @@ def integers(name: str, x: typing.Any, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def rotary_of(cos, sin, interleaved: bool, k) -> Rotary | None:
-    """flash-attn's three arguments; its tables have the type of q, ours float32."""
+    """abacist_rotary of flash-attn's three arguments, whose tables may have the type of q."""
     if cos is None and sin is None:
         return None
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin), ("k", k)):
         if x is None:
             raise ValueError(f"{name}: is missing, rotary_cos, rotary_sin and k must be given together")
-        _torch._check(name, x, _torch.FLOATS)
-    return Rotary(cos.float(), sin.float(), bool(interleaved))
+    tables = []
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        packed = _operand(name, x)
+        if x.dtype is not torch.float32:
+            x = x.float()
+            packed = _operand(name, x)
+        tables.append((x, packed))
+    style = STYLE.pack(INTERLEAVED if interleaved else HALF_SPLIT, 0)
+    return Rotary(ROTARY_HEAD + tables[0][1] + tables[1][1] + style, (tables[0][0], tables[1][0]))
 
 
-def append(k, v, k_cache, v_cache, lengths, block_table=None, rotary: Rotary | None = None) -> None:
+def append(k, v, caches: bytes, lengths: bytes, table: bytes, rotary: Rotary | None) -> None:
     """Writes k, rotated, and v behind the `lengths` keys of each sequence. All or nothing."""
-    table = _abi.ABSENT if block_table is None else _operand("block_table", block_table, _torch.I32_ONLY)
-    tensors = [_operand(name, x) for name, x in
-               (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache))]  # fmt: skip
-    tensors += [_operand("lengths", lengths, _torch.I32_ONLY), table]
-    packed = struct.pack("<Q", 8 + 6 * _abi.TENSOR.size) + b"".join(tensors)
-    status = _library.abacist_append(packed, None if rotary is None else rotary.packed())
-    _check(status, {"lengths": "cache_seqlens", **ROTARY_NAMES})
+    packed = APPEND_HEAD + _operand("k", k) + _operand("v", v) + caches + lengths + table
+    _check(_library.abacist_append(packed, rotary and rotary.packed), APPEND_NAMES)
 
 
-def rotate(x: torch.Tensor, positions: torch.Tensor, rotary: Rotary, same: bool) -> torch.Tensor:
-    """x ``[b, s, h, d]`` rotated: row r of sequence n for position ``positions[n] + r``, or, with
-    `same`, all of its rows for ``positions[n]``."""
+def rotate(x: torch.Tensor, lengths: bytes, rotary: Rotary, same: bool) -> torch.Tensor:
+    """x ``[b, s, h, d]`` rotated: row r of sequence n for position ``lengths[n] + r``, or, with
+    `same`, all of its rows for ``lengths[n]``."""
     rows = x.reshape(x.shape[0], 1, -1, x.shape[3]) if same else x
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    status = _library.abacist_rotate(
-        _operand("q", rows), _operand("cache_seqlens", positions, _torch.I32_ONLY), rotary.packed(),
-        _operand("q", out))  # fmt: skip
-    _check(status, {"x": "q", "positions": "cache_seqlens", **ROTARY_NAMES})
+    status = _library.abacist_rotate(_operand("q", rows), lengths, rotary.packed, _operand("q", out))
+    _check(status, ROTATE_NAMES)
     return out.reshape(x.shape)
 
 
 class Attention:
-    """A planned forward pass: checked on entry, so that nothing is written before it can run."""
+    """A forward pass over a cache."""
 
     def __init__(self, x: Operands, options: bytes, unsplit: bool, with_lse: bool, names: dict) -> None:
         q, self._names = x.q, names
@@ -138,33 +134,22 @@ class Attention:
             if tensor is not None:
                 types = _torch.F32_ONLY if name == "alibi_slopes" else _torch.I32_ONLY
                 extras[name] = _operand(name, tensor, types)
-        inputs = _operand("q", q) + _operand("k", x.k) + _operand("v", x.v) + _operand("o", self.o)
-        self._tensors = _abi.HEAD + inputs + lse + _abi.NO_GRADIENTS + _abi.extras(extras)
-        self._options = options
-        self._plan_options = PLAN_OPTIONS.pack(PLAN_OPTIONS.size, 0, 0, unsplit, 0)
-        self._handle = ctypes.c_void_p()
+        self.caches = _operand("k_cache", x.k) + _operand("v_cache", x.v)
+        self.table = extras.get("block_table", _abi.ABSENT)
+        inputs = _operand("q", q) + self.caches + _operand("o", self.o)
+        tensors = _abi.HEAD + inputs + lse + _abi.NO_GRADIENTS + _abi.extras(extras)
+        self._arguments = tensors, options, UNSPLIT[unsplit]
 
-    @contextlib.contextmanager
-    def planned(self) -> typing.Iterator[None]:
-        """The plan lives as long as this does."""
-        status = _library.abacist_plan_create(
-            0, self._tensors, self._options, self._plan_options, ctypes.byref(self._handle)
-        )
+    def check(self) -> None:
+        """Everything that needs no data, by planning: what comes next may be written."""
+        handle = ctypes.c_void_p()
+        status = _abi.library.abacist_plan_create(0, *self._arguments, ctypes.byref(handle))
         _check(status, self._names)
-        try:
-            yield
-        finally:
-            _library.abacist_plan_destroy(self._handle)
+        _abi.library.abacist_plan_destroy(handle)
 
     def run(self) -> None:
         """Fills `o` and `lse`; page ids outside the pool, if a query sees them, are an error."""
-        info = _abi.PlanInfo(struct_size=ctypes.sizeof(_abi.PlanInfo))
-        _check(_library.abacist_plan_get_info(self._handle, ctypes.byref(info)), {})
-        memory = torch.empty(info.workspace_bytes + ALIGNMENT, dtype=torch.uint8)
-        start = -(-memory.data_ptr() // ALIGNMENT) * ALIGNMENT
-        run = RUN_OPTIONS.pack(RUN_OPTIONS.size, start, info.workspace_bytes, 0, 0, 0)
-        _check(_library.abacist_plan_run(self._handle, self._tensors, run), self._names)
-        _check(_library.abacist_plan_device_status(self._handle, run), self._names)
+        _check(_abi.forward(*self._arguments, None), self._names)
 
 
 def _options(causal, window, scale, softcap, max_s_q=0, dropout_p=0.0) -> bytes:
@@ -215,12 +200,11 @@ def _check_ranks(**tensors: typing.Any) -> None:
             raise ValueError(f"{name}: has {x.dim()} axes, must be 4")
 
 
-@torch.no_grad()
 def decode(
     q, k_cache, v_cache, k, v, rotary, cache_seqlens, cache_batch_idx, block_table, alibi_slopes,
     unsplit, with_lse, *, causal, window, scale, softcap,
 ) -> tuple:  # fmt: skip
-    """flash_attn_with_kvcache: o and lse (None without `with_lse`)."""
+    """flash_attn_with_kvcache: o and lse (None without `with_lse`), neither with a gradient."""
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'}: is missing, k and v must be given together")
     if k is not None and cache_seqlens is None:
@@ -232,20 +216,21 @@ def decode(
     _check_ranks(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     b = q.shape[0]
     table = _pages(k_cache, block_table, cache_batch_idx, b)
-    if table is None:  # a larger cache: the sequences have its first rows
+    if table is None and k_cache.shape[0] > b:  # the sequences have its first rows
         k_cache, v_cache = k_cache[:b], v_cache[:b]
     room = k_cache.shape[1] * (1 if table is None else table.shape[1])
     lengths = _lengths(cache_seqlens, b, room, table is not None)
     after = lengths if k is None else lengths + k.shape[1]
     options = _options(causal, window, scale, softcap)
+    before = b"" if k is None else _operand("cache_seqlens", lengths, _torch.I32_ONLY)
     if rotary is not None:
-        q = rotate(q, lengths, rotary, same=not causal and window is None)
+        q = rotate(q, before, rotary, same=not causal and window is None)
     operands = Operands(q, k_cache, v_cache, after, table, alibi_slopes=alibi_slopes)
     work = Attention(operands, options, unsplit, with_lse, CACHE_NAMES)
-    with work.planned():
-        if k is not None:
-            append(k, v, k_cache, v_cache, lengths, table, rotary)
-        work.run()
+    if k is not None:
+        work.check()
+        append(k, v, work.caches, before, work.table, rotary)
+    work.run()
     return work.o, work.lse
 
 
@@ -263,6 +248,5 @@ def varlen(
     options = _options(causal, window, scale, softcap, max_seqlen_q, dropout_p)
     operands = Operands(q, k, v, lengths, table, starts, alibi_slopes)
     work = Attention(operands, options, False, with_lse, {"key_lengths": "cu_seqlens_k"})
-    with work.planned():
-        work.run()
+    work.run()
     return work.o, work.lse
