@@ -64,11 +64,11 @@ class Case:
 
 
 @st.composite
-def cases(draw, varlen=st.booleans(), round_to=lambda x: x):
+def cases(draw, varlen=st.booleans(), round_to=lambda x: x, head_dims=st.integers(1, 20)):
     """`round_to` rounds float64 to the type that the arrays will have."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     b, h_k, group = draw(st.integers(0, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    d_qk, d_v, h_q = draw(st.integers(1, 20)), draw(st.integers(1, 20)), h_k * group
+    d_qk, d_v, h_q = draw(head_dims), draw(head_dims), h_k * group
     options = {
         "causal": draw(st.booleans()),
         "window": draw(st.one_of(st.none(), st.tuples(bounds, bounds))),

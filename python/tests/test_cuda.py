@@ -1,15 +1,17 @@
 """CUDA tensors of torch against the float64 reference on the host: values, streams, refusals."""
 
+import cases
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import abacist  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    pytest.mark.skipif(not abacist.has_backend("cuda"), reason="libabacist was built without ABACIST_CUDA"),
-]
+there = torch.cuda.is_available() and abacist.has_backend("cuda")
+on_gpu = pytest.mark.skipif(not there, reason="no CUDA device here, or libabacist built without ABACIST_CUDA")
 
 
 def tensors(seed, b, s_q, s_k, h_q, h_k, d, dtype=torch.bfloat16):
@@ -28,6 +30,32 @@ def check(found, q, k, v, **options):
     torch.testing.assert_close(found[1].cpu().double(), lse, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_calls_are_right_or_refused_with_the_reason(device, name, data):
+    dtype = getattr(torch, name)
+    case = data.draw(cases.cases(
+        round_to=lambda x: torch.from_numpy(x).to(dtype).double().numpy(),
+        head_dims=st.sampled_from([8, 16, 64]) if device == "cuda" else st.integers(1, 20)))  # fmt: skip
+    q, k, v = (torch.from_numpy(x).to(dtype).to(device) for x in case.arrays.values())
+    if case.heads_first:
+        q, k, v = (x.transpose(-2, -3).contiguous() for x in (q, k, v))
+    options = {n: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x for n, x in case.options.items()}
+    try:
+        o, lse = abacist.attention(q, k, v, **options, layout=case.layout, return_lse=True)
+    except NotImplementedError as reason:
+        assert device == "cuda" and str(reason)
+        return
+    o = o.transpose(-2, -3) if case.heads_first else o
+    o_expected, lse_expected = case.expected()
+    close = {"bfloat16": 2e-2, "float16": 2e-3}[name] * (1 + np.abs(o_expected).max(initial=0))
+    np.testing.assert_allclose(o.double().cpu(), o_expected, rtol=0, atol=close)
+    np.testing.assert_allclose(lse.double().cpu(), lse_expected, rtol=1e-4, atol=1e-3)
+
+
+@on_gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [
     {}, dict(causal=True), dict(window=(100, 20), softcap=8.0), dict(scale=0.05, align="top-left", causal=True)])  # fmt: skip
@@ -37,6 +65,7 @@ def test_values(dtype, options):
     assert abacist.plan(q, k, v, **options).kernel.startswith("cuda")
 
 
+@on_gpu
 def test_varlen_alibi_sinks_and_key_lengths():
     q, k, v = (x[0] for x in tensors(2, 1, 300, 300, 4, 4, 64))
     cu = torch.tensor([0, 100, 100, 290], dtype=torch.int32, device="cuda")
@@ -48,6 +77,7 @@ def test_varlen_alibi_sinks_and_key_lengths():
     check(abacist.attention(q, k, v, **rest, return_lse=True), q, k, v, **rest)
 
 
+@on_gpu
 def test_the_callers_stream_orders_it():
     """Work on a side stream, before and behind, is seen in order; memory freed there is used again there."""
     q, k, v = tensors(4, 4, 2000, 2000, 16, 16, 128)
@@ -67,6 +97,7 @@ def test_the_callers_stream_orders_it():
     assert torch.equal(copy, expected)
 
 
+@on_gpu
 def test_under_capture_of_a_graph():
     q, k, v = tensors(5, 2, 256, 256, 8, 8, 128)
     abacist.attention(q, k, v, causal=True)
@@ -78,6 +109,7 @@ def test_under_capture_of_a_graph():
     assert torch.equal(o, abacist.attention(q, k, v, causal=True))
 
 
+@on_gpu
 def test_autocast_and_compile():
     q, k, v = (x.float() for x in tensors(6, 1, 128, 128, 4, 4, 64))
     with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -88,6 +120,7 @@ def test_autocast_and_compile():
     assert torch.equal(compiled(*half), o)
 
 
+@on_gpu
 def test_refusals_give_the_reason():
     q, k, v = tensors(7, 1, 64, 64, 2, 2, 64)
     with pytest.raises(NotImplementedError, match="."):  # float32 is not computed there
