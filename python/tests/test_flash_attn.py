@@ -322,6 +322,9 @@ BAD_CACHE_CALLS = [
     (ValueError, "cache_seqlens", {"cache_seqlens": int32([1, 1])}),
     (ValueError, "cache_seqlens", {"cache_seqlens": int32([-1])}),
     (TypeError, "cache_seqlens", {"cache_seqlens": torch.tensor([1])}),
+    (TypeError, "cache_seqlens: is 'a'", {"cache_seqlens": "a"}),
+    (TypeError, "k_cache: has type torch.float32", {"q": torch.ones(1, 2, 1, 8).half()}),
+    (TypeError, "v: has type torch.float16", {"v": torch.ones(1, 2, 1, 8).half()}),
     (ValueError, "cache_batch_idx", {"cache_batch_idx": int32([1])}),
     (ValueError, "cache_batch_idx", {"cache_batch_idx": int32([0]), **TABLE}),
     (ValueError, "k_cache", {"k_cache": torch.zeros(1, 4, 1, 4)}),
@@ -368,6 +371,9 @@ def test_other_refusals():
     x = torch.ones(1, 2, 1, 8, requires_grad=True)
     with pytest.raises(NotImplementedError, match="^return_attn_probs"):
         flash_attn.flash_attn_func(x, x, x, dropout_p=0.1, return_attn_probs=True)
+    for other in ("k", "v"):
+        with pytest.raises(TypeError, match=f"^{other}: has type torch.float16, must be that of q"):
+            flash_attn.flash_attn_func(**{**dict.fromkeys("qkv", x), other: x.half()})
     with pytest.raises(ValueError, match="^qkv: has shape"):
         flash_attn.flash_attn_qkvpacked_func(x)
     with pytest.raises(TypeError, match="^softmax_scale"):

@@ -96,6 +96,15 @@ def test_sdpa_dropout_follows_the_seed():
     assert abs(results[0].mean() - 1) < 0.02 and results[0].std() > 0.02
 
 
+def test_autocast_casts_operands_of_several_types():
+    q, k, v = (random(1, 2, 5, 8) for _ in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        arguments = q, k.bfloat16(), v.half(), random(5, 5).half()
+        o, expected = sdpa(*arguments), scaled_dot_product_attention(*arguments)
+    assert o.dtype is expected.dtype is torch.bfloat16
+    torch.testing.assert_close(o, expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("kind, message, changed", [
     (TypeError, "attn_mask: has type torch.int64", {"attn_mask": torch.ones(3, 3).long()}),
     (ValueError, "attn_mask", {"attn_mask": torch.ones(3, 4).bool()}),
@@ -103,6 +112,8 @@ def test_sdpa_dropout_follows_the_seed():
     (ValueError, "key", {"key": torch.ones(1, 2, 3, 5)}),
     (ValueError, "query, key, value: have", {"key": torch.ones(2, 3, 4)}),
     (TypeError, "value", {"value": torch.ones(1, 2, 3, 4).half()}),
+    (TypeError, "query: is a int", {"query": 1}),
+    (TypeError, "attn_mask: is a list", {"attn_mask": [1]}),
     (TypeError, "is_causal", {"is_causal": "yes"}),
     (ValueError, "dropout_p", {"dropout_p": 1.5}),
 ])  # fmt: skip

@@ -13,7 +13,7 @@ import typing
 import torch
 
 from .. import _abi, _torch
-from ._names import renamed
+from ._names import check_types, renamed
 
 PLAN_OPTIONS = struct.Struct("<Qiiii")  # struct_size, backend, threads, batch_invariant, reserved
 UNSPLIT = {unsplit: PLAN_OPTIONS.pack(PLAN_OPTIONS.size, 0, 0, unsplit, 0) for unsplit in (False, True)}
@@ -189,6 +189,8 @@ def _lengths(cache_seqlens, b: int, room: int, needed: bool) -> torch.Tensor | N
         if not 0 <= cache_seqlens <= room:
             raise ValueError(f"cache_seqlens: is {cache_seqlens}, must be in [0, {room}]")
         return torch.full((b,), cache_seqlens, dtype=torch.int32)
+    if not isinstance(cache_seqlens, torch.Tensor):
+        raise TypeError(f"cache_seqlens: is {cache_seqlens!r}, must be an integer or a torch tensor")
     return integers("cache_seqlens", cache_seqlens, (b,))
 
 
@@ -214,6 +216,7 @@ def decode(
         new = {"k": k, "v": v}
         _check_distinct(cache_batch_idx)
     _check_ranks(q=q, k_cache=k_cache, v_cache=v_cache, **new)
+    check_types(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     b = q.shape[0]
     table = _pages(k_cache, block_table, cache_batch_idx, b)
     if table is None and k_cache.shape[0] > b:  # the sequences have its first rows
@@ -241,6 +244,7 @@ def varlen(
     """flash_attn_varlen_func over pages: o and lse."""
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         raise NotImplementedError("block_table: gradients through pages are not computed, use no_grad()")
+    check_types(q=q, k=k, v=v)
     b = len(cu_seqlens_q) - 1
     starts = integers("cu_seqlens_q", cu_seqlens_q, (b + 1,))
     lengths = integers("cu_seqlens_k", cu_seqlens_k, (b + 1,)).diff()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 ERRORS = (TypeError, ValueError, NotImplementedError)
 
 
@@ -11,3 +13,20 @@ def renamed(error: Exception, names: dict[str, str]) -> Exception:
     if not colon or argument not in names:
         return error
     return type(error)(f"{names[argument]}: {rest}")
+
+
+def cast_later(x: object) -> bool:
+    """Whether autocast gives this tensor its type."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type)
+
+
+def check_types(**tensors: object) -> None:
+    """The others are of the first one's type."""
+    names = iter(tensors)
+    first = next(names)
+    wanted = getattr(tensors[first], "dtype", None)
+    for name in names:
+        found = getattr(tensors[name], "dtype", None)
+        if None not in (wanted, found) and found != wanted and not cast_later(tensors[first]):
+            raise TypeError(f"{name}: has type {found}, must be that of {first}, {wanted}")

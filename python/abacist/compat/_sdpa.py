@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 from .._attention import attention
-from ._names import ERRORS, renamed
+from ._names import ERRORS, cast_later, check_types, renamed
 
 NAMES = {
     "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask",
@@ -47,7 +47,13 @@ def sdpa(
     TypeError, ValueError, NotImplementedError
         NotImplementedError: more than 4 axes.
     """
+    import torch
+
     names = {"query": query, "key": key, "value": value}
+    given = names if attn_mask is None else {**names, "attn_mask": attn_mask}
+    for name, x in given.items():
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor")
     axes = {name: x.dim() for name, x in names.items()}
     if len(set(axes.values())) != 1:
         raise ValueError(f"query, key, value: have {tuple(axes.values())} axes, must have as many")
@@ -58,9 +64,8 @@ def sdpa(
         raise ValueError(f"query: has {rank} axes, must have at least 2")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: is given with is_causal=True, must be one of them")
+    check_types(**names)
     for name in ("key", "value"):
-        if names[name].dtype != query.dtype:
-            raise TypeError(f"{name}: has type {names[name].dtype}, must be that of query, {query.dtype}")
         heads = names[name].shape[-3] if rank > 2 else 1
         if not enable_gqa and rank > 2 and heads != query.shape[-3]:
             raise ValueError(
@@ -70,8 +75,8 @@ def sdpa(
         query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
     extra: dict[str, typing.Any] = {}
     if attn_mask is not None:
-        import torch
-
+        if attn_mask.is_floating_point() and cast_later(query):
+            attn_mask = attn_mask.float()
         if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
             raise TypeError(
                 f"attn_mask: has type {attn_mask.dtype}, must be torch.bool, torch.float32 or that of query"

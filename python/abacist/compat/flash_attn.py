@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing
 
 from .._attention import attention
-from ._names import ERRORS, renamed
+from ._names import ERRORS, check_types, renamed
 
 __all__ = [
     "flash_attn_func",
@@ -53,6 +53,7 @@ def _run(
     return_attn_probs, **rest,
 ) -> typing.Any:  # fmt: skip
     _check_probabilities(return_attn_probs, dropout_p)
+    check_types(q=q, k=k, v=v)
     try:
         result = attention(
             q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
@@ -66,7 +67,7 @@ def _run(
 
 def _unpack(name: str, packed: typing.Any, count: int, varlen: bool = False) -> typing.Any:
     """The `count` tensors that lie side by side before the axis of heads."""
-    shape = tuple(packed.shape)
+    shape = tuple(getattr(packed, "shape", ()))
     axis = 1 if varlen else 2
     if len(shape) != axis + 3 or shape[axis] != count:
         lead = "total" if varlen else "b, s"
