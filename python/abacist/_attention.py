@@ -249,7 +249,7 @@ class Plan:
     declined: tuple[str, ...]  #: "name: reason" of each implementation that was passed over
     text: str
     #: What abacist_plan_create was asked, for show().
-    _request: tuple[bool, bytes, bytes, bytes] = dataclasses.field(repr=False)
+    _request: tuple[bool, bytes, bytes, bytes] = dataclasses.field(repr=False, compare=False)
     _varlen: bool = dataclasses.field(repr=False)
 
     def __str__(self) -> str:

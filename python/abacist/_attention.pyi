@@ -107,7 +107,7 @@ class Plan:
     deterministic: bool
     declined: tuple[str, ...]
     text: str
-    _request: tuple[bool, bytes, bytes, bytes] = dataclasses.field(repr=False)
+    _request: tuple[bool, bytes, bytes, bytes] = dataclasses.field(repr=False, compare=False)
     _varlen: bool = dataclasses.field(repr=False)
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None: ...
 

@@ -16,6 +16,7 @@ class Case:
     options: dict  # the rest, but for layout
     heads_first: bool
     sequences: list  # (rows, keys, number of the sequence) of each
+    like_q: bool  # a bias is to be given in the type of q
 
     @property
     def layout(self):
@@ -101,10 +102,13 @@ def cases(draw, varlen=st.booleans(), round_to=lambda x: x, head_dims=st.integer
         elif name == "sinks":
             options[name] = rng.standard_normal(h_q).astype(np.float32)
         elif name == "bias":
-            options[name] = rng.standard_normal(shape).astype(np.float32)
+            # Eighths, which every type holds: a bias may have the type of q.
+            options[name] = (rng.integers(-16, 17, shape) / 8).astype(np.float32)
         elif name == "mask":
             options[name] = rng.random(shape) < 0.7
+            if one[0]:  # any value but 0 is true
+                options[name] = options[name] * rng.integers(1, 256, shape, np.uint8)
         elif "cu_seqlens_q" not in options:
             options[name] = rng.integers(0, most[1] + 1, b).astype(np.int32)
             sequences = [(slice(None), slice(options[name][n]), n) for n in range(b)]
-    return Case(arrays, options, draw(st.booleans()), sequences)
+    return Case(arrays, options, draw(st.booleans()), sequences, draw(st.booleans()))

@@ -165,6 +165,7 @@ def test_plan_says_what_runs_and_why_not_another():
     plan = abacist.plan(q, k, v, causal=True)
     assert plan.kernel.startswith("cpu.forward") and plan.visible_pairs == 2 * 100 * 101 // 2
     assert plan.kernel in str(plan) and plan.deterministic
+    assert plan == abacist.plan(*(x.copy() for x in (q, k, v)), causal=True) != abacist.plan(q, k, v)
     assert abacist.plan(q, k, v, backward=True).kernel.startswith("cpu.backward")
     assert abacist.plan(q, k, v, backend="reference").kernel == "reference"
     with pytest.raises(NotImplementedError, match="cpu: scale is 1e-200"):

@@ -31,7 +31,10 @@ def call(case, dtype, convert, backend=None, **more):
     arrays = [x.astype(dtype) for x in case.arrays.values()]
     if case.heads_first:
         arrays = [np.ascontiguousarray(x.swapaxes(-2, -3)) for x in arrays]
-    options = {n: convert(x) if isinstance(x, np.ndarray) else x for n, x in case.options.items()}
+    given = dict(case.options)
+    if case.like_q and "bias" in given:
+        given["bias"] = given["bias"].astype(dtype)
+    options = {n: convert(x) if isinstance(x, np.ndarray) else x for n, x in given.items()}
     return abacist.attention(*map(convert, arrays), **options, layout=case.layout, backend=backend, **more)
 
 
@@ -101,7 +104,7 @@ def torch_oracle(case, torch, leaves):
             s = s.clone()
             s[n, :, :, :length] -= torch.from_numpy(slopes[:, None, None] * distance)
     if "mask" in given:
-        seen &= given["mask"]
+        seen &= given["mask"].astype(bool)
     if "bias" in given:
         s = s + leaves["bias"]
     if given.get("dropout_p"):
@@ -126,7 +129,8 @@ def test_gradients_against_float64(data, backend, through, wanted):
     values = case.arrays | {n: case.options[n] for n in ("bias", "sinks") if n in case.options}
     wanted = sorted(wanted & values.keys()) or ["q"]
     leaves = {n: torch.from_numpy(x.astype(np.float32)).double().requires_grad_(n in wanted) for n, x in values.items()}
-    ours = {n: x.detach().to(torch.float32 if n == "sinks" else dtype).requires_grad_(n in wanted) for n, x in leaves.items()}
+    types = {"sinks": torch.float32, "bias": dtype if case.like_q else torch.float32}
+    ours = {n: x.detach().to(types.get(n, dtype)).requires_grad_(n in wanted) for n, x in leaves.items()}
     options = {n: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for n, x in case.options.items()}
     options |= {n: ours[n] for n in ("bias", "sinks") if n in ours}
     inputs = [ours[n].transpose(1, 2) if case.heads_first else ours[n] for n in "qkv"]
