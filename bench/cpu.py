@@ -79,9 +79,11 @@ class Cell:
     again: list = dataclasses.field(default_factory=list)
     torch: list = dataclasses.field(default_factory=list)
 
+    def rate(self):
+        return statistics.median(self.abacist + self.again)
+
     def row(self, peak):
-        every = self.abacist + self.again
-        ours = statistics.median(every)
+        ours = self.rate()
         row = {
             "pass": self.problem.direction, "dtype": self.problem.dtype, "d_qk": self.problem.d,
             "d_v": self.problem.d, "heads": self.problem.heads, "causal": self.problem.causal,

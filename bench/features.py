@@ -46,12 +46,13 @@ class Cell:
 
     def row(self, peak):
         row = self.cell.row(peak) | {"group": self.group}
-        row["of_plain"] = round(row["abacist"] / self.plain.row(peak)["abacist"], 3)
+        ours = self.cell.rate()
+        row["of_plain"] = round(ours / self.plain.rate(), 3)
         if self.copy:
             problem = self.cell.problem
             flops = problem.heads * problem.s * problem.d * 4
             kv_bytes = 2 * problem.heads * problem.s * problem.d * BYTES[problem.dtype]
-            kv = row["abacist"] * kv_bytes / flops
+            kv = ours * kv_bytes / flops
             copy = statistics.median(self.copy)
             row |= {"kv": round(kv, 2), "copy": round(copy, 2), "of_copy": round(kv / copy, 3)}
         return row
