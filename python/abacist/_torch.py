@@ -240,8 +240,12 @@ class _Attention(torch.autograd.Function):
     def forward(ctx, call, q, k, v, bias, sinks):
         o, lse = _forward(q, k, v, call, True)
         # All of them through save_for_backward, so that torch notices a change in place.
-        ctx.save_for_backward(q, k, v, o, lse, *call.extras.values())
-        ctx.call = call._replace(extras=tuple(call.extras)) if call.extras else call
+        if call.extras:
+            ctx.save_for_backward(q, k, v, o, lse, *call.extras.values())
+            ctx.call = call._replace(extras=tuple(call.extras))
+        else:
+            ctx.save_for_backward(q, k, v, o, lse)
+            ctx.call = call
         ctx.set_materialize_grads(False)
         return o, lse
 
@@ -290,10 +294,12 @@ def attention(q, k, v, call: _problem.Call, return_lse: bool) -> typing.Any:
     if forward_ad._current_level >= 0:
         _refuse_tangents({"q": q, "k": k, "v": v, **call.extras})
     if torch.is_grad_enabled() and _needs_grad(q, k, v, call.extras):
-        extras = call.extras
-        refuse_slopes_gradient(extras.get("alibi_slopes"))
+        extras, bias, sinks = call.extras, None, None
+        if extras:
+            refuse_slopes_gradient(extras.get("alibi_slopes"))
+            bias, sinks = extras.get("bias"), extras.get("sinks")
         try:
-            o, lse = _Attention.apply(call, q, k, v, extras.get("bias"), extras.get("sinks"))
+            o, lse = _Attention.apply(call, q, k, v, bias, sinks)
         except RuntimeError as reason:
             if "functorch transforms" not in str(reason):
                 raise
