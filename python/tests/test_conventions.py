@@ -61,6 +61,7 @@ def test_windows_include_both_ends():
     assert rows(call("attention", *x, window=(1, 1))) == pytest.approx(middle)
     assert rows(call("flash_attn", *x, window_size=(1, 1))) == pytest.approx(middle)
     assert rows(call("attention", *x, window=(1, 0))) == pytest.approx(left)
+    assert rows(call("flash_attn", *x, window_size=(1, 0))) == pytest.approx(left)
     unbounded = [15 / 4, 15 / 4, 14 / 3, 12 / 2]
     assert rows(call("attention", *x, window=(1, None))) == pytest.approx(unbounded)
     assert rows(call("flash_attn", *x, window_size=(1, -1))) == pytest.approx(unbounded)

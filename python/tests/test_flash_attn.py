@@ -13,7 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from abacist.compat import flash_attn  # noqa: E402
 
-settings.register_profile("compat", deadline=None, max_examples=40, derandomize=True)
+settings.register_profile("compat", deadline=None, max_examples=80, derandomize=True)
 settings.load_profile("compat")
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}  # float32 against float64, outputs of order 1
 
@@ -59,7 +59,8 @@ def test_signatures_are_flash_attns(name):
 def options(draw, batch, heads):
     """Arguments of a call, and the same for the formula."""
     causal = draw(st.booleans())
-    left, right = (draw(st.sampled_from([-1, 0, 2, 7, 1000])) for _ in range(2))
+    sides = st.sampled_from([-1, 0, 2, 7, 1000])
+    left, right = draw(st.one_of(st.just((-1, -1)), st.tuples(sides, sides)))
     softcap = draw(st.sampled_from([0.0, 0.0, 1.5]))
     scale = draw(st.sampled_from([None, 0.3, -0.2]))
     slopes = draw(st.sampled_from([None, (heads,), (batch, heads)]))
@@ -236,6 +237,18 @@ def test_kvcache_is_the_formula(data, c, seed):
             assert torch.equal(cache.nan_to_num(9), old.nan_to_num(9))
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (9, 9)}])
+def test_queries_are_rotated_for_one_position_unless_there_is_a_mask(options):
+    torch.manual_seed(5)
+    q, k, v, angle = random(1, 3, 2, 8), random(1, 3, 2, 8), random(1, 3, 2, 8), torch.rand(8, 4) * 6
+    cos, sin = angle.cos(), angle.sin()
+    caches = torch.zeros(2, 1, 8, 2, 8).unbind(0)
+    o = flash_attn.flash_attn_with_kvcache(q, *caches, k, v, cos, sin, cache_seqlens=0, **options)
+    places = np.arange(3) * bool(options)
+    turned = rotated(q[0], places, cos, sin, True), rotated(k[0], np.arange(3), cos, sin, True)
+    close(o, oracle.attention(*(x[None] for x in turned), v, causal="causal" in options)[0])
+
+
 def test_caches_are_without_gradients():
     q, new = random(1, 2, 2, 8, grad=True), random(1, 2, 2, 8, grad=True)
     caches, angle = torch.zeros(2, 1, 8, 2, 8).unbind(0), torch.rand(8, 2)
@@ -333,6 +346,9 @@ BAD_CACHE_CALLS = [
     (ValueError, "k", {"k": torch.ones(1, 2, 1, 4), "v": torch.ones(1, 2, 1, 4)}),
     (ValueError, "q: has 3 axes", {"q": torch.ones(2, 1, 8)}),
     (TypeError, "window_size", {"window_size": 3}),
+    (ValueError, "softcap", {"softcap": -1.0}),  # what attention alone refuses
+    (ValueError, "k_cache", {"q": torch.ones(1, 2, 1, 4)}),
+    (ValueError, "alibi_slopes", {"alibi_slopes": torch.ones(2)}),
     (NotImplementedError, "q: is on meta", {"q": torch.ones(1, 2, 1, 8, device="meta")}),
     (ValueError, "rotary_sin: is missing", {"rotary_cos": torch.ones(9, 2)}),
     (ValueError, "cache_seqlens.*rotary", {"rotary_cos": torch.ones(2, 2),
@@ -381,3 +397,14 @@ def test_other_refusals():
     with pytest.raises(NotImplementedError, match="^block_table: gradients"):
         flash_attn.flash_attn_varlen_func(x[0], x, x, int32([0, 2]), int32([0, 2]), 2, 2,
                                           block_table=int32([[0]]))  # fmt: skip
+
+
+def test_pages_that_have_left_the_window_may_be_gone():
+    torch.manual_seed(6)
+    q, k, v = random(1, 1, 2, 8), random(1, 20, 2, 8), random(1, 20, 2, 8)
+    table = int32([[-1, 99, -1, 3, 4]])  # the last query sees keys 12 to 19, of pages of 4
+    pools = [x.reshape(5, 4, 2, 8).clone() for x in (k, v)]
+    for pool in pools:
+        pool[:3] = torch.nan
+    o = flash_attn.flash_attn_with_kvcache(q, *pools, block_table=table, cache_seqlens=20, window_size=(7, 0))
+    close(o, oracle.attention(q, k, v, window=(7, 0))[0])

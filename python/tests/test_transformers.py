@@ -99,11 +99,12 @@ def test_a_callers_own_4d_mask(form):
     assert not torch.allclose(y, causal, atol=1e-3)
 
 
+@pytest.mark.parametrize("padding", [0, 2])  # 0: no mask, though a static cache has more keys
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_greedy_decoding(models, cache, windows):
+def test_greedy_decoding(models, cache, padding, windows):
     torch.manual_seed(5)
     tokens, mask = torch.randint(1, 50, (2, 5)), torch.ones(2, 5, dtype=torch.long)
-    mask[0, :2] = 0
+    mask[0, :padding] = 0
     options = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False,
                "attention_mask": mask, "cache_implementation": cache}  # fmt: skip
     x, y = (m.generate(tokens, disable_compile=True, **options) for m in models)
