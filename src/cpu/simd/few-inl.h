@@ -197,7 +197,9 @@ void forward_few(const ForwardTask& task, std::byte* memory) {
   }
   for (size_t lane = 0; lane < mask.count; ++lane) {
     float* row = few.o + lane * few.width_v;
-    const float factor = finish_lane(task, x, 0, mask, lane);
+    const float factor =
+        finish_lane(task, x, 0, mask,
+                    PackedRow(mask.first_row + static_cast<std::int64_t>(lane), task.group), lane);
     for (size_t c = 0; c < d_v; ++c) row[c] = factor == kEmptyRow ? 0.0f : row[c] * factor;
     store_row(row, d_v, task.o, offset(task.o, lane));
   }

@@ -158,23 +158,20 @@ inline constexpr float kEmptyRow = -1.0f;
 /// LSE of one row to the caller's tensor, or its state to the merge of key splits; returns the
 /// factor that its O has yet to take.
 inline float finish_lane(const ForwardTask& task, const ForwardScratch& x, size_t panel,
-                         const PanelMask& mask, size_t lane) {
+                         const PanelMask& mask, const PackedRow& r, size_t lane) {
   const size_t at = panel * kPanel + lane;
-  const std::int64_t r = mask.first_row + static_cast<std::int64_t>(lane);
-  const std::int64_t head = r % task.group;
   RowState state{x.maximum[at], x.sum[at], x.top[at]};
-  state.seen = !mask.visible(r).empty() && !(task.score.has_pairs() && state.top == kNone);
+  state.seen = !mask.visible_of(r.i).empty() && !(task.score.has_pairs() && state.top == kNone);
   if (task.states.data != nullptr) {
-    task.states.at(r / task.group, head) = state;
+    task.states.at(r.i, r.g) = state;
     return state.seen ? 1.0f : kEmptyRow;
   }
-  const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(head);
+  const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(r.g);
   WholeRow row(state);
   const auto factor = static_cast<float>(row.add_sink(sink));
   const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
   if (task.lse.data != nullptr) {
-    task.lse.at(r / task.group, head) =
-        state.seen ? row.lse(task.score.bias.data != nullptr) : sink;
+    task.lse.at(r.i, r.g) = state.seen ? row.lse(task.score.bias.data != nullptr) : sink;
   }
   return state.seen ? kept * (factor / static_cast<float>(row.sum)) : kEmptyRow;
 }
@@ -186,8 +183,10 @@ HWY_NOINLINE void finish_panel(const ForwardTask& task, const ForwardScratch& x,
   const size_t d_v = static_cast<size_t>(task.d_v);
   float* o = x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel;
   HWY_ALIGN float inverse[kPanel];
-  for (size_t lane = 0; lane < kPanel; ++lane) {
-    inverse[lane] = lane < mask.count ? finish_lane(task, x, panel, mask, lane) : kEmptyRow;
+  std::fill_n(inverse, kPanel, kEmptyRow);
+  PackedRow r(mask.first_row, task.group);
+  for (size_t lane = 0; lane < mask.count; ++lane, r.advance(task.group)) {
+    inverse[lane] = finish_lane(task, x, panel, mask, r, lane);
   }
   for (size_t v = 0; v < kVectors; ++v) {
     const V factor = hn::Load(f, inverse + v * kLanes);

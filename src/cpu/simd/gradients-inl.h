@@ -58,9 +58,7 @@ HWY_NOINLINE void pair_probabilities(const ScoreRule& score, const PanelMask& ma
   for (size_t v = 0; v < kVectors; ++v) {
     const LaneVectors lane(lanes, v);
     const V subtract = hn::Load(f, lse + v * kLanes);
-    for (size_t j = range.first; j < range.last; j += kKeys) {
-      V bias[kKeys];
-      pairs.load(v, k0 + static_cast<std::int64_t>(j), bias);
+    pairs.for_each(v, k0, range, [&](size_t j, const V* added) HWY_ATTR {
       for (size_t m = 0; m < kKeys; ++m) {
         const V key = hn::Set(f, static_cast<float>(j + m));
         const size_t place = (j + m) * kPanel + v * kLanes;
@@ -69,14 +67,14 @@ HWY_NOINLINE void pair_probabilities(const ScoreRule& score, const PanelMask& ma
           V derivative;
           s = chain(score, s, lane, key, derivative);
           if (score.softcap > 0.0f) hn::Store(derivative, f, slope + place);
-          if (pairs.has_bias()) s = hn::Add(s, bias[m]);
+          if (pairs.has_bias()) s = hn::Add(s, added[m]);
           s = to_base2(s);
         }
-        auto seen = hn::Not(hn::Eq(bias[m], hidden));
+        auto seen = hn::Not(hn::Eq(added[m], hidden));
         if (!range.full) seen = hn::And(seen, lane.sees(key));
         hn::Store(hn::IfThenElse(seen, probability(s, subtract), none), f, p + place);
       }
-    }
+    });
   }
 }
 

@@ -24,81 +24,106 @@ namespace abacist::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Keys that are read at a time.
+/// Keys that are read at a time, a cache line of floats, and that scores are made of.
+inline constexpr size_t kKeysRead = 16;
 inline constexpr size_t kKeys = 4;
+using Words = hn::Vec<hn::RebindToUnsigned<F>>;
 
-/// 4 elements of each of kLanes / 4 rows, one row a 128-bit block: rows[0], rows[4], ...
-template <class T>
-HWY_INLINE V load_blocks(const T* const* rows, std::int64_t key) {
 #if HWY_TARGET == HWY_SCALAR
-  return hn::Set(F(), load1(rows[0] + key));
+HWY_INLINE void turn(V*) {}
 #else
-  const F f;
-  if constexpr (kLanes == 4) {
-    return load_some(F4(), rows[0] + key);
-  } else if constexpr (kLanes == 8) {
-    return hn::Combine(f, load_some(F4(), rows[4] + key), load_some(F4(), rows[0] + key));
-  } else {
-    const hn::Half<F> half;
-    return hn::Combine(
-        f, hn::Combine(half, load_some(F4(), rows[12] + key), load_some(F4(), rows[8] + key)),
-        hn::Combine(half, load_some(F4(), rows[4] + key), load_some(F4(), rows[0] + key)));
-  }
-#endif
+/// 16 bytes, their bits in a vector of floats.
+HWY_INLINE hn::Vec<F4> load_bytes(const std::byte* p) {
+  const hn::Repartition<std::uint8_t, F4> bytes;
+  return hn::BitCast(F4(), hn::LoadU(bytes, reinterpret_cast<const std::uint8_t*>(p)));
 }
 
-/// out[m] = element key + m of the kLanes rows.
-template <class T>
-HWY_INLINE void load_transposed(const T* const* rows, std::int64_t key, V (&out)[kKeys]) {
-#if HWY_TARGET == HWY_SCALAR
-  for (size_t m = 0; m < kKeys; ++m) out[m] = load_blocks(rows, key + static_cast<std::int64_t>(m));
-#else
+/// The same of rows[0], rows[4], ... from byte `at` on, one row a 128-bit block.
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const void* const* rows, std::int64_t at) {
+  if constexpr (hn::MaxLanes(d) <= 4) {
+    return load_bytes(static_cast<const std::byte*>(rows[0]) + at);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_blocks(half, rows + hn::MaxLanes(half), at),
+                       load_blocks(half, rows, at));
+  }
+}
+
+/// Turns 4 x 4 elements in every 128-bit block of four vectors.
+HWY_INLINE void turn_blocks(V* x) {
   const F f;
   const hn::Repartition<double, F> pairs;
-  const V r0 = load_blocks(rows, key);
-  const V r1 = load_blocks(rows + 1, key);
-  const V r2 = load_blocks(rows + 2, key);
-  const V r3 = load_blocks(rows + 3, key);
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(f, r0, r1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(f, r2, r3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(f, r0, r1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(f, r2, r3));
-  out[0] = hn::BitCast(f, hn::InterleaveLower(pairs, low01, low23));
-  out[1] = hn::BitCast(f, hn::InterleaveUpper(pairs, low01, low23));
-  out[2] = hn::BitCast(f, hn::InterleaveLower(pairs, high01, high23));
-  out[3] = hn::BitCast(f, hn::InterleaveUpper(pairs, high01, high23));
-#endif
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(f, x[0], x[1]));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(f, x[2], x[3]));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(f, x[0], x[1]));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(f, x[2], x[3]));
+  x[0] = hn::BitCast(f, hn::InterleaveLower(pairs, low01, low23));
+  x[1] = hn::BitCast(f, hn::InterleaveUpper(pairs, low01, low23));
+  x[2] = hn::BitCast(f, hn::InterleaveLower(pairs, high01, high23));
+  x[3] = hn::BitCast(f, hn::InterleaveUpper(pairs, high01, high23));
 }
+
+/// Turns kLanes x kLanes elements: x[i] lane j goes to x[j] lane i.
+HWY_INLINE void turn(V* x) {
+  for (size_t i = 0; i < kLanes; i += 4) turn_blocks(x + i);
+  const F f;
+  for (size_t m = 0; m < 4; ++m) {
+    if constexpr (kLanes == 8) {
+      const V low = hn::ConcatLowerLower(f, x[4 + m], x[m]);
+      x[4 + m] = hn::ConcatUpperUpper(f, x[4 + m], x[m]);
+      x[m] = low;
+    } else if constexpr (kLanes == 16) {
+      const V even01 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(x[4 + m]), x[m]);
+      const V odd01 = hn::OddEvenBlocks(x[4 + m], hn::SwapAdjacentBlocks(x[m]));
+      const V even23 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(x[12 + m]), x[8 + m]);
+      const V odd23 = hn::OddEvenBlocks(x[12 + m], hn::SwapAdjacentBlocks(x[8 + m]));
+      x[m] = hn::ConcatLowerLower(f, even23, even01);
+      x[4 + m] = hn::ConcatLowerLower(f, odd23, odd01);
+      x[8 + m] = hn::ConcatUpperUpper(f, even23, even01);
+      x[12 + m] = hn::ConcatUpperUpper(f, odd23, odd01);
+    }
+  }
+}
+#endif
 
 /// The rows of one operand that a panel's lanes read.
 class LaneRows {
  public:
   LaneRows(const PairOperand& x, const PanelMask& mask) : x_(x) {
+    if (x.data == nullptr) return;
     same_ = x.row == 0 && (x.head == 0 || mask.group == 1);
-    for (size_t lane = 0; lane < kPanel; ++lane) {
-      const std::int64_t r =
-          mask.first_row + static_cast<std::int64_t>(lane < mask.count ? lane : 0);
-      rows_[lane] = static_cast<const std::byte*>(x.data) +
-                    ((r / mask.group) * x.row + (r % mask.group) * x.head) * size_of(x.dtype);
+    PackedRow r(mask.first_row, mask.group);
+    const auto row = [&] {
+      return static_cast<const std::byte*>(x.data) +
+             (r.i * x.row + r.g * x.head) * size_of(x.dtype);
+    };
+    std::fill_n(rows_, kPanel, row());  // lanes without rows
+    for (size_t lane = 1; lane < mask.count; ++lane) {
+      r.advance(mask.group);
+      rows_[lane] = row();
     }
   }
 
-  /// Floats of keys [key, key + 4) in the lanes of vector v; 0 past the operand's end.
-  HWY_INLINE void load(size_t v, std::int64_t key, V (&out)[kKeys]) const {
+  /// Floats of keys [key, key + 16) in the lanes of vector v; 0 past the operand's end. Each row's
+  /// line is read once: rows whole pages apart share a few lines of L1, and came from L2 for every
+  /// four keys.
+  HWY_INLINE void load(size_t v, std::int64_t key, V (&out)[kKeysRead]) const {
     const F f;
     const void* const* rows = rows_ + v * kLanes;
-    const bool whole = x_.key == 1 && key + std::int64_t{kKeys} <= x_.keys;
-    if (whole && !same_) {
-      if (x_.dtype == DType::f32) {
-        load_transposed(reinterpret_cast<const float* const*>(rows), key, out);
-      } else if (x_.dtype == DType::bf16) {
-        load_transposed(reinterpret_cast<const hwy::bfloat16_t* const*>(rows), key, out);
-      } else {
-        load_transposed(reinterpret_cast<const hwy::float16_t* const*>(rows), key, out);
-      }
+    if (!same_ && x_.key == 1 && key + std::int64_t{kKeysRead} <= x_.keys) {
+      with_type(rows, x_.dtype, [&](const auto* type) HWY_ATTR {
+        for (size_t first = 0; first < kKeysRead; first += kLanes) {
+          for (size_t lane = 0; lane < kLanes; ++lane) {
+            const auto* row = static_cast<decltype(type)>(rows[lane]);
+            out[first + lane] = load_some(f, row + key + static_cast<std::int64_t>(first));
+          }
+          turn(out + first);
+        }
+      });
       return;
     }
-    for (size_t m = 0; m < kKeys; ++m) {
+    for (size_t m = 0; m < kKeysRead; ++m) {
       const std::int64_t j = key + static_cast<std::int64_t>(m);
       HWY_ALIGN float values[kLanes] = {};
       if (same_) {
@@ -112,28 +137,49 @@ class LaneRows {
     }
   }
 
-  /// Bytes of keys [key, key + 4): of each lane its four in one integer; 0 past the end.
-  HWY_INLINE hn::Vec<hn::RebindToUnsigned<F>> load_bytes(size_t v, std::int64_t key) const {
+  /// Bytes of keys [key, key + 16): words[m] has those of keys key + 4 m ... in each lane's
+  /// integer; 0 past the end.
+  HWY_INLINE void load_words(size_t v, std::int64_t key, Words (&words)[kKeys]) const {
     const hn::RebindToUnsigned<F> u;
     const void* const* rows = rows_ + v * kLanes;
-    const bool whole = x_.key == 1 && key + std::int64_t{kKeys} <= x_.keys;
-    if (same_) return hn::Set(u, bytes(rows[0], key, whole));
-    HWY_ALIGN std::uint32_t values[kLanes];
-    for (size_t lane = 0; lane < kLanes; ++lane) values[lane] = bytes(rows[lane], key, whole);
-    return hn::Load(u, values);
+#if HWY_TARGET != HWY_SCALAR
+    if (!same_ && x_.key == 1 && key + std::int64_t{kKeysRead} <= x_.keys) {
+      V turned[kKeys];
+      for (size_t m = 0; m < kKeys; ++m) turned[m] = load_blocks(F(), rows + m, key);
+      turn_blocks(turned);
+      for (size_t m = 0; m < kKeys; ++m) words[m] = hn::BitCast(u, turned[m]);
+      return;
+    }
+#endif
+    for (size_t m = 0; m < kKeys; ++m) {
+      const std::int64_t j = key + static_cast<std::int64_t>(kKeys * m);
+      HWY_ALIGN std::uint32_t values[kLanes];
+      for (size_t lane = 0; lane < (same_ ? 1 : kLanes); ++lane) {
+        values[lane] = bytes(rows[lane], j);
+      }
+      words[m] = same_ ? hn::Set(u, values[0]) : hn::Load(u, values);
+    }
   }
 
   /// Asks for keys [key, key + count) to be brought to L2; to L1 they would displace the tiles (6%
-  /// of the forward pass with a bias at d 64).
+  /// of the forward pass with a bias at d 64). A prefetch whose page the first level of the TLB
+  /// does not know is dropped (seen on Zen 4), and rows are pages apart: so each row is read first
+  /// where the block before has been (bias at d 64: 85% of the plain pass, 80% without).
   void prefetch(std::int64_t key, std::int64_t count) const {
-    if (x_.key != 1) return;
+    if (x_.key != 1 || key >= x_.keys) return;
     const std::int64_t size = size_of(x_.dtype);
-    const std::int64_t last = (std::min(key + count, x_.keys) - 1) * size;
-    for (size_t lane = 0; lane < (same_ ? 1 : kPanel); ++lane) {
+    const std::int64_t first = key * size;
+    const std::int64_t last = std::min(key + count, x_.keys) * size - 1;
+    const auto row = [&](size_t lane) { return static_cast<const char*>(rows_[lane]); };
+    const size_t rows = same_ ? 1 : kPanel;
+    for (size_t lane = 0; lane < rows; ++lane) {
+      static_cast<void>(
+          *static_cast<const volatile char*>(row(lane) + std::max(first - 1, std::int64_t{0})));
+    }
+    for (size_t lane = 0; lane < rows; ++lane) {
       if (lane > 0 && rows_[lane] == rows_[lane - 1]) continue;
-      const char* row = static_cast<const char*>(rows_[lane]);
-      for (std::int64_t at = key * size; at < last; at += 64) __builtin_prefetch(row + at, 0, 2);
-      if (last >= 0) __builtin_prefetch(row + last, 0, 2);
+      for (std::int64_t at = first; at < last; at += 64) __builtin_prefetch(row(lane) + at, 0, 2);
+      __builtin_prefetch(row(lane) + last, 0, 2);
     }
   }
 
@@ -145,10 +191,10 @@ class LaneRows {
     return static_cast<const float*>(row)[at];
   }
 
-  std::uint32_t bytes(const void* row, std::int64_t key, bool whole) const {
+  std::uint32_t bytes(const void* row, std::int64_t key) const {
     const auto* data = static_cast<const std::uint8_t*>(row);
     std::uint32_t four = 0;
-    if (whole) {
+    if (x_.key == 1 && key + std::int64_t{kKeys} <= x_.keys) {
       __builtin_memcpy(&four, data + key, sizeof(four));
       return four;
     }
@@ -159,7 +205,7 @@ class LaneRows {
   }
 
   PairOperand x_;
-  bool same_;
+  bool same_ = false;
   const void* rows_[kPanel];
 };
 
@@ -176,12 +222,29 @@ class PanelPairs {
 
   bool has_bias() const { return has_bias_; }
 
-  /// What is to be added to the scores of keys [key, key + 4); -inf hides.
-  HWY_INLINE void load(size_t v, std::int64_t key, V (&out)[kKeys]) const {
-    for (size_t m = 0; m < kKeys; ++m) out[m] = hn::Zero(F());
-    if (has_bias_) bias_.load(v, key, out);
-    if (has_visible_) hide(visible_, v, key, out);
-    if (has_valid_) hide(valid_, v, key, out);
+  /// Calls body(j, added) for the keys j = first, first + 4, ... of the block that begins at k0:
+  /// added[m] is what the score of key j + m gets, -inf hides.
+  template <class Body>
+  HWY_INLINE void for_each(size_t v, std::int64_t k0, const BlockRange& range,
+                           const Body& body) const {
+    for (size_t j = range.first; j < range.last; j += kKeysRead) {
+      V added[kKeysRead];
+      Words visible[kKeys], valid[kKeys];
+      const std::int64_t key = k0 + static_cast<std::int64_t>(j);
+      if (has_bias_) {
+        bias_.load(v, key, added);
+      } else {
+        for (V& value : added) value = hn::Zero(F());
+      }
+      if (has_visible_) visible_.load_words(v, key, visible);
+      if (has_valid_) valid_.load_words(v, key, valid);
+      for (size_t i = 0; i < kKeys && j + i * kKeys < range.last; ++i) {
+        V* four = added + i * kKeys;
+        if (has_visible_) hide(visible[i], four);
+        if (has_valid_) hide(valid[i], four);
+        body(j + i * kKeys, four);
+      }
+    }
   }
 
   void prefetch(std::int64_t key, size_t count) const {
@@ -190,15 +253,14 @@ class PanelPairs {
   }
 
  private:
-  HWY_INLINE static void hide(const LaneRows& seen, size_t v, std::int64_t key, V (&out)[kKeys]) {
+  HWY_INLINE static void hide(Words bytes, V* added) {
     const F f;
     const hn::RebindToUnsigned<F> u;
     const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
-    const auto bytes = seen.load_bytes(v, key);
     for (size_t m = 0; m < kKeys; ++m) {
       const auto wanted = hn::Set(u, 0xffu << (8 * m));
       const auto unseen = hn::Eq(hn::And(bytes, wanted), hn::Zero(u));
-      out[m] = hn::IfThenElse(hn::RebindMask(f, unseen), hidden, out[m]);
+      added[m] = hn::IfThenElse(hn::RebindMask(f, unseen), hidden, added[m]);
     }
   }
 
@@ -222,6 +284,29 @@ HWY_INLINE V to_base2(V s) {
   return hn::IfThenElse(below, lowest, product);
 }
 
+/// Scores of four keys of one vector where nothing but a bias or a boolean mask is added, all of
+/// them far from the end of float's range, so that no pair needs a look of its own: false, and
+/// nothing done, if one does.
+template <bool kBias>
+HWY_INLINE bool add_to_scores(float* HWY_RESTRICT place, const V* added, V scale, V& most) {
+  const F f;
+  const V low = hn::Set(f, -2e38f);  // NaN and -inf are not above it
+  V s[kKeys];
+  auto fine = hn::FirstN(f, kLanes);
+  for (size_t m = 0; m < kKeys; ++m) {
+    s[m] = hn::Load(f, place + m * kPanel);
+    if constexpr (kBias) s[m] = hn::MulAdd(s[m], scale, added[m]);
+    fine = hn::And(fine, hn::Ge(s[m], low));
+  }
+  if (!hn::AllTrue(f, fine)) return false;
+  for (size_t m = 0; m < kKeys; ++m) {
+    if constexpr (!kBias) s[m] = hn::Add(s[m], added[m]);
+    hn::Store(kBias ? hn::Mul(s[m], hn::Set(f, kLog2E)) : s[m], f, place + m * kPanel);
+    most = hn::Max(most, s[m]);
+  }
+  return true;
+}
+
 /// `modify_pair_scores` for one kind of scores: with a bias or without, and with nothing else to do
 /// to a product but its scale (kSimple). Specialised: a mask [1, 1, 1, s_k] then costs the forward
 /// pass 7% at d 64 instead of 12% (AVX-512).
@@ -230,7 +315,8 @@ HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask, std
                               const BlockRange& range, float* HWY_RESTRICT scores,
                               float* HWY_RESTRICT top, V (&largest)[kVectors]) {
   const F f;
-  const LaneValues lanes(score, mask, k0);
+  LaneValues lanes;
+  if (!kSimple || !range.full) lanes = LaneValues(score, mask, k0);
   const PanelPairs pairs(score, mask);
   const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
   const V lowest = hn::Set(f, std::numeric_limits<float>::lowest());
@@ -239,28 +325,29 @@ HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask, std
   for (size_t v = 0; v < kVectors; ++v) {
     const LaneVectors lane(lanes, v);
     V most = hidden;
-    for (size_t j = range.first; j < range.last; j += kKeys) {
-      V bias[kKeys];
-      pairs.load(v, k0 + static_cast<std::int64_t>(j), bias);
+    pairs.for_each(v, k0, range, [&](size_t j, const V* added) HWY_ATTR {
+      float* four = scores + j * kPanel + v * kLanes;
+      if constexpr (kSimple) {
+        if (range.full && add_to_scores<kBias>(four, added, scale, most)) return;
+      }
       for (size_t m = 0; m < kKeys; ++m) {
         const V key = hn::Set(f, static_cast<float>(j + m));
-        float* place = scores + (j + m) * kPanel + v * kLanes;
-        V s = hn::Load(f, place);
+        V s = hn::Load(f, four + m * kPanel);
         if constexpr (!kSimple) {
           V derivative;
           s = chain(score, s, lane, key, derivative);
-          if constexpr (kBias) s = hn::Add(s, bias[m]);
+          if constexpr (kBias) s = hn::Add(s, added[m]);
         } else if constexpr (kBias) {
-          s = hn::MulAdd(s, scale, bias[m]);
+          s = hn::MulAdd(s, scale, added[m]);
         }
-        auto seen = hn::Not(hn::Eq(bias[m], hidden));
+        auto seen = hn::Not(hn::Eq(added[m], hidden));
         if (!range.full) seen = hn::And(seen, lane.sees(key));
-        hn::Store(hn::IfThenElse(seen, kNatural ? to_base2(s) : s, hidden), f, place);
+        hn::Store(hn::IfThenElse(seen, kNatural ? to_base2(s) : s, hidden), f, four + m * kPanel);
         // NaN and -inf count as the lowest number here: the row has seen a key.
         const V counted = hn::IfThenElse(hn::Gt(s, lowest), s, lowest);
         most = hn::Max(most, hn::IfThenElse(seen, counted, hidden));
       }
-    }
+    });
     hn::Store(hn::Max(most, hn::Load(f, top + v * kLanes)), f, top + v * kLanes);
     largest[v] = kNatural ? to_base2(most) : most;
   }

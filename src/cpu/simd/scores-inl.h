@@ -68,8 +68,11 @@ struct PanelMask {
     all = {bottom.begin, top.end};
   }
 
-  core::Interval visible(std::int64_t packed_row) const {
-    const core::Interval seen = rule.visible(packed_row / group);
+  core::Interval visible(std::int64_t packed_row) const { return visible_of(packed_row / group); }
+
+  /// What query row i sees of the item's keys.
+  core::Interval visible_of(std::int64_t i) const {
+    const core::Interval seen = rule.visible(i);
     return {std::max(seen.begin, first_key), std::min(seen.end, last_key)};
   }
 
@@ -85,26 +88,42 @@ struct PanelMask {
   }
 };
 
+/// Query row i and head g of packed row i * group + g. Walking lanes with it takes no division.
+struct PackedRow {
+  std::int64_t i, g;
+
+  PackedRow(std::int64_t row, std::int64_t group) : i(row / group), g(row % group) {}
+  void advance(std::int64_t group) {
+    if (++g == group) ++i, g = 0;
+  }
+};
+
 /// Per-lane numbers of a panel against the block that starts at key k0.
 struct LaneValues {
-  HWY_ALIGN float first[kPanel];     // first visible key of the block, relative
-  HWY_ALIGN float last[kPanel];      // one past the last, relative
-  HWY_ALIGN float position[kPanel];  // i + shift - k0
-  HWY_ALIGN float slope[kPanel];     // ALiBi, natural units
+  HWY_ALIGN float first[kPanel] = {};     // first visible key of the block, relative
+  HWY_ALIGN float last[kPanel] = {};      // one past the last, relative
+  HWY_ALIGN float position[kPanel] = {};  // i + shift - k0
+  HWY_ALIGN float slope[kPanel] = {};     // ALiBi, natural units
 
+  LaneValues() = default;
   LaneValues(const ScoreRule& score, const PanelMask& mask, std::int64_t k0) {
+    const auto relative = [k0](std::int64_t key) {
+      return static_cast<float>(std::clamp<std::int64_t>(key - k0, -1, 1 << 20));
+    };
+    PackedRow r(mask.first_row, mask.group);
     for (size_t lane = 0; lane < kPanel; ++lane) {
-      const bool used = lane < mask.count;
-      const std::int64_t r = mask.first_row + static_cast<std::int64_t>(used ? lane : 0);
-      const core::Interval seen = mask.visible(r);
-      const auto relative = [k0](std::int64_t key) {
-        return static_cast<float>(std::clamp<std::int64_t>(key - k0, -1, 1 << 20));
-      };
+      const size_t from = lane < mask.count ? lane : 0;
+      if (from < lane) {
+        first[lane] = first[from], last[lane] = last[from];
+        position[lane] = position[from], slope[lane] = slope[from];
+        continue;
+      }
+      const core::Interval seen = mask.visible_of(r.i);
       first[lane] = relative(seen.begin);
       last[lane] = seen.empty() ? -1.0f : relative(seen.end);
-      position[lane] = static_cast<float>(r / mask.group + mask.rule.shift - k0);
-      slope[lane] =
-          score.slopes == nullptr ? 0.0f : score.slopes[(r % mask.group) * score.slopes_stride];
+      position[lane] = static_cast<float>(r.i + mask.rule.shift - k0);
+      slope[lane] = score.slopes == nullptr ? 0.0f : score.slopes[r.g * score.slopes_stride];
+      r.advance(mask.group);
     }
   }
 };
