@@ -1,6 +1,7 @@
 """compat.flash_attn against a float64 formula: signatures, conventions, caches, refusals."""
 
 import inspect
+import itertools
 
 import numpy as np
 import oracle
@@ -99,6 +100,22 @@ def test_dense_is_the_formula(data, sizes, seed):
     if s_q == s_k and group == 1:
         qkv = torch.stack([q, k, v], 2)
         assert torch.equal(flash_attn.flash_attn_qkvpacked_func(qkv, **ours), o)
+
+
+@pytest.mark.parametrize("s_q, s_k", [(5, 5), (3, 9), (9, 3)])
+def test_every_kind_of_window(s_q, s_k):
+    torch.manual_seed(4)
+    q, k, v = random(1, s_q, 2, 8), random(1, s_k, 2, 8), random(1, s_k, 2, 8)
+    for left, right, causal in itertools.product([-1, 0, 2, 1000], [-1, 0, 2, 1000], [False, True]):
+        window = (None if left < 0 else left, None if right < 0 else right)
+        expected, _ = oracle.attention(q, k, v, causal=causal, window=window)
+        for o in (
+            flash_attn.flash_attn_func(q, k, v, causal=causal, window_size=(left, right)),
+            flash_attn.flash_attn_with_kvcache(q, k, v, causal=causal, window_size=(left, right)),
+            flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], starts([s_q]), starts([s_k]), s_q, s_k,
+                                              causal=causal, window_size=(left, right))[None],
+        ):  # fmt: skip
+            close(o, expected)
 
 
 def starts(lengths):
