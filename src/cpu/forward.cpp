@@ -338,15 +338,17 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
   return task;
 }
 
-/// Packs block `ticket % shared_blocks` of head `ticket / shared_blocks`.
+/// Packs block `ticket % shared_blocks` of head `ticket / shared_blocks`, if some query sees it.
 void pack_shared(const core::ForwardCall& call, const ForwardChoices& c, const Items& items,
                  std::int64_t ticket) {
   const SharedKeys shared(call, c);
   const std::int64_t head = ticket / c.shared_blocks;
   const std::int64_t block = ticket % c.shared_blocks;
-  ForwardTask task = make_task(call, c, items.head(head));
+  const Item item = items.head(head);
+  ForwardTask task = make_task(call, c, item);
   task.last_key = task.rule.len_k;
-  if (block * c.tiles.keys < task.last_key) {
+  const core::Interval seen = seen_keys(call, item.sequence);
+  if (block * c.tiles.keys < seen.end && (block + 1) * c.tiles.keys > seen.begin) {
     const std::size_t floats = c.kernels->packed_floats(c.tiles, task.d_qk, task.d_v);
     c.kernels->pack_keys(task, block,
                          shared.of_head(head) + static_cast<std::size_t>(block) * floats);

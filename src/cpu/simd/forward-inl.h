@@ -78,7 +78,8 @@ struct ForwardScratch {
     maximum = carver.floats(rows);
     sum = carver.floats(rows);
     top = carver.floats(rows);
-    block = carver.floats(packed_floats(tiles, d_qk, d_v));
+    block = carver.floats(
+        packed_floats(tiles, static_cast<std::int64_t>(d_qk), static_cast<std::int64_t>(d_v)));
     s = carver.floats(keys * kPanel);
     bytes = carver.used;
   }
