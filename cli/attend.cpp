@@ -73,14 +73,8 @@ class Outputs {
     all_.push_back({at, {&operand}, {described(chosen, operand)}, nullptr, ""});
   }
 
-  void create(const std::vector<std::string>& inputs) {
-    for (Destination& d : all_) {
-      for (const std::string& input : inputs) {
-        if (io::same_file(d.location.path, input)) {
-          throw UserError(d.location.path + " is an input, it will not be overwritten");
-        }
-      }
-    }
+  void create(const Inputs& inputs) {
+    for (Destination& d : all_) inputs.refuse_to_overwrite(d.location.path);
     for (Destination& d : all_) {
       d.header = d.location.format == io::Format::npy
                      ? io::npy_header(*d.arrays[0].dtype, d.arrays[0].shape)
@@ -171,7 +165,7 @@ void attend(const AttendArguments& a) {
   if (!a.out.empty()) outputs.add(a.out, "o", o);
   if (lse.spec.present())
     outputs.add(a.lse.empty() ? io::Location::parse(a.out).path : a.lse, "lse", lse);
-  outputs.create(inputs.paths);
+  outputs.create(inputs);
 
   Progress progress(Progress::mode(a.progress), "attend");
   const RunTime time = runner.run(tensors, &progress);

@@ -50,7 +50,10 @@ ScoreArguments parse_feature(const std::string& text) {
   bool good = false;
   if (name == "softcap") good = number(score.softcap);
   if (name == "dropout") good = number(score.dropout);
-  if (name == "paged") good = number(score.page_size) && score.page_size > 0;
+  if (name == "paged") {
+    good = number(score.page_size) && score.page_size > 0 &&
+           score.page_size <= ScoreArguments::kMaxPageSize;
+  }
   if (name == "window") {
     good = number(left) && left >= 0;
     score.window = std::to_string(left) + ",0";

@@ -1,7 +1,6 @@
 // abacist explain: the plan of a problem as text or as a picture, without running it.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -121,9 +120,7 @@ std::optional<Walk> walk_of(const ExplainArguments& a, const Inputs& inputs, con
 std::unique_ptr<io::PendingFile> pending(const std::string& path, const std::string& text,
                                          const Inputs& inputs) {
   if (path.empty()) return nullptr;
-  if (std::find(inputs.paths.begin(), inputs.paths.end(), path) != inputs.paths.end()) {
-    throw UserError(path + " is an input");
-  }
+  inputs.refuse_to_overwrite(path);
   auto file = std::make_unique<io::PendingFile>(path);
   file->write(text.data(), text.size());
   return file;

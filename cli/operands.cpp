@@ -167,6 +167,14 @@ Inputs load_inputs(const FileArguments& files) {
   return inputs;
 }
 
+void Inputs::refuse_to_overwrite(const std::string& path) const {
+  for (const std::string& input : paths) {
+    if (io::same_file(path, input)) {
+      throw UserError(path + " is an input, it will not be overwritten");
+    }
+  }
+}
+
 Inputs random_inputs(const SizeArguments& sizes) {
   const SizeArguments s = sizes.resolved();
   const DType dtype = parse_dtype(s.dtype);

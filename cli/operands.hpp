@@ -68,6 +68,8 @@ struct Inputs {
   AxisOrder order{};
   std::vector<std::string> paths{};  ///< files that must not be overwritten
 
+  /// UserError if `path` is one of `paths`, however it is spelt or linked.
+  void refuse_to_overwrite(const std::string& path) const;
   bool varlen() const { return cu_seqlens_q.spec.present() || cu_seqlens_k.spec.present(); }
   std::int64_t sequences() const {
     return cu_seqlens_q.spec.present() ? cu_seqlens_q.spec.shape[0] - 1 : q.spec.shape[0];

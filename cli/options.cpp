@@ -98,7 +98,7 @@ void ScoreArguments::add_lengths_to(CLI::App& command) {
   command
       .add_option("--page-size", page_size,
                   "Put K and V into pages of so many rows first, in random order")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->check(CLI::Range(std::int64_t{1}, kMaxPageSize))
       ->group(group);
 }
 

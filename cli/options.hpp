@@ -36,7 +36,8 @@ struct ScoreArguments {
   std::string key_lengths{};  ///< "N,N,...", "random" or a file; "" is none
   /// "0,N,N,..." or a file; "" is none, else Q (K and V) hold all sequences behind one another
   std::string cu_seqlens_q{}, cu_seqlens_k{};
-  std::string block_table{};   ///< a file; "" is none
+  std::string block_table{};  ///< a file; "" is none
+  static constexpr std::int64_t kMaxPageSize = std::int64_t{1} << 30;
   std::int64_t page_size = 0;  ///< K and V are put into pages of so many rows; 0: no pages made
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;

@@ -157,6 +157,8 @@ class Outputs(tool.ToolTest):
         for name in ("q.npy", "./k.npy", "hard.npy", "soft.npy"):
             self.refuse("attend", *FILES, "-o", name, mentions="is an input")
             self.refuse("attend", *FILES, "-o", "o.npy", "--lse", name, mentions="is an input")
+            for picture in ("--svg", "--html"):
+                self.refuse("explain", *FILES, picture, name, mentions="is an input")
 
     def test_two_outputs_need_two_places(self):
         self.refuse("attend", *FILES, "-o", "o.npy", "--lse", "./o.npy", mentions="two outputs")

@@ -309,7 +309,8 @@ class Others(tool.ToolTest):
         self.assertEqual(text.count('"feature"'), 10)
         for name in features.split(","):
             self.assertIn(f'"feature":"{name}"', text)
-        for bad in ("what", "bias=1", "window", "window=-1", "softcap=x", "paged=0", "dropout=2"):
+        for bad in ("what", "bias=1", "window", "window=-1", "softcap=x", "paged=0",
+                    "paged=9223372036854775807", "paged=1073741825", "dropout=2"):
             self.refuse("bench", "-s", "65", "--feature", bad)
 
     def test_serve(self):
