@@ -145,6 +145,9 @@ void explain_problem(const ExplainArguments& a) {
     fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
     return;
   }
+  if (!a.svg.empty() && !a.html.empty() && io::same_file(a.svg, a.html)) {
+    throw UserError(a.svg + " is given for two outputs");
+  }
   const std::optional<Walk> walk = walk_of(a, inputs, plan);
   const auto svg = pending(a.svg, picture_svg(plan, walk), inputs);
   const auto html = pending(a.html, picture_html(plan, walk), inputs);

@@ -23,7 +23,7 @@ struct BiasTurns {
 
   BiasTurns() = default;
   BiasTurns(const TensorSpec& d_bias, const core::Geometry& g, const Tiles& t)
-      : wanted(d_bias.present()) {
+      : wanted(d_bias.present() && g.group > 0) {  // else no row adds to it
     if (!wanted) return;
     over_batch = d_bias.shape[0] == 1 && g.b > 1;
     over_heads = d_bias.shape[1] == 1 && g.h_k > 1;
@@ -234,8 +234,7 @@ class Heads {
     x.head = strides.head;
     x.key = strides.key;
     x.rows_summed = turns.over_rows;
-    // Without query heads there is no row, but keys whose gradients are 0.
-    x.rows_split = !turns.over_rows && g.group > 0 && choices_.tiles.rows % g.group != 0;
+    x.rows_split = !turns.over_rows && choices_.tiles.rows % g.group != 0;
     x.tiles = turns.tiles;
     if (!turns.shared()) return x;
     const std::int64_t table = (turns.over_batch ? 0 : s) * (turns.over_heads ? 1 : g.h_k) +

@@ -161,6 +161,7 @@ class Outputs(tool.ToolTest):
                 self.refuse("explain", *FILES, picture, name, mentions="is an input")
 
     def test_two_outputs_need_two_places(self):
+        self.refuse("explain", *FILES, "--svg", "x", "--html", "./x", mentions="two outputs")
         self.refuse("attend", *FILES, "-o", "o.npy", "--lse", "./o.npy", mentions="two outputs")
         self.refuse("attend", *FILES, "-o", "o.safetensors:x", "--lse", "o.safetensors:x",
                     mentions="two outputs")

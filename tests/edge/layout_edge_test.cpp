@@ -265,6 +265,33 @@ TEST(Edge, Row26_NoQueryHeads) {
   }
 }
 
+// A bias summed over rows that are not there: items added to sums that had no place in their
+// memory.
+TEST(Edge, Row26_NoQueryHeadsWithBias) {
+  for (const std::int64_t b : {1, 2}) {
+    for (const Extents& shape : {Extents{1, 0, 1, 9}, {b, 0, 1, 9}, {1, 0, 9, 9}, {1, 1, 1, 9}}) {
+      Case c{.b = 2, .h_k = 2, .group = 1, .s_q = 9, .s_k = 9, .d_qk = 8, .d_v = 8};
+      c.bias = {.present = true};
+      Instance x(c);
+      const auto buffer = [](const Extents& n) {
+        return Buffer(DType::f32, {n[0], n[1], n[2], n[3]});
+      };
+      x.q = buffer({2, 9, 0, 8});
+      x.d_o = buffer({2, 9, 0, 8});
+      x.bias = buffer(shape);
+      x.bias.fill(0.0);
+      Both both{{buffer({2, 9, 0, 8}), Buffer(DType::f32, {2, 0, 9})},
+                x.make_gradients(DType::f32)};
+      both.gradients.dq = buffer({2, 9, 0, 8});
+      both.gradients.d_bias = buffer(shape);
+      x.forward(both.results, {.backend = Backend::cpu});
+      x.backward(both.results, both.gradients, {.backend = Backend::cpu});
+      for (const double dk : both.gradients.dk.values()) EXPECT_EQ(dk, 0.0);
+      for (const double d_bias : both.gradients.d_bias.values()) EXPECT_EQ(d_bias, 0.0);
+    }
+  }
+}
+
 // Rows past cu[b]: not read (they hold NaN), not written (they keep their bytes).
 TEST(Edge, Row27_RowsPastTheLastSequenceAreLeftAlone) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
