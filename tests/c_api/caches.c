@@ -31,6 +31,16 @@ static abacist_append_tensors appending(int64_t first, int64_t count) {
   return a;
 }
 
+/* The problem with its keys in the caches of `a`. */
+static abacist_tensors on_pages_of(const abacist_append_tensors* a) {
+  abacist_tensors paged = p.forward;
+  paged.k = a->k_cache;
+  paged.v = a->v_cache;
+  paged.block_table = a->block_table;
+  paged.key_lengths = a->lengths;
+  return paged;
+}
+
 static void a_paged_cache_gives_what_a_dense_one_gives(void) {
   make_problem(&p);
   lengths[0] = lengths[1] = 0;
@@ -43,11 +53,7 @@ static void a_paged_cache_gives_what_a_dense_one_gives(void) {
     for (int n = 0; n < B; ++n) lengths[n] += count;
   }
   const abacist_append_tensors a = appending(0, 5);
-  abacist_tensors paged = p.forward;
-  paged.k = a.k_cache;
-  paged.v = a.v_cache;
-  paged.block_table = a.block_table;
-  paged.key_lengths = a.lengths;
+  const abacist_tensors paged = on_pages_of(&a);
   EXPECT_OK(abacist_forward(&paged, NULL, NULL, NULL));
   EXPECT(error_of(&p, kPlain) < 1e-6);
 
@@ -68,11 +74,7 @@ static void a_paged_cache_gives_what_a_dense_one_gives(void) {
 static void pages_outside_the_pool_are_told(void) {
   make_problem(&p);
   const abacist_append_tensors a = appending(0, 5);
-  abacist_tensors paged = p.forward;
-  paged.k = a.k_cache;
-  paged.v = a.v_cache;
-  paged.block_table = a.block_table;
-  paged.key_lengths = a.lengths;
+  const abacist_tensors paged = on_pages_of(&a);
   memset(k_pool, 0, sizeof k_pool);
   memset(v_pool, 0, sizeof v_pool);
   lengths[0] = lengths[1] = SK;
