@@ -8,6 +8,9 @@
 
 namespace abacist::cpu {
 
+/// The sink that is none.
+inline constexpr float kNoSink = -std::numeric_limits<float>::infinity();
+
 /// The online softmax of one row over some of its keys: the largest score and the sum of
 /// exp2(score - maximum), in base-2 units. `top` is the largest score in natural units, kept where
 /// a bias may have no place among base-2 floats. Beside it stands O, not yet divided by the sum.
@@ -41,7 +44,7 @@ struct WholeRow {
   /// the sink, which then rescales what the keys gave: by the factor returned. NaN and +inf make
   /// the row NaN.
   double add_sink(float sink) {
-    if (sink == -std::numeric_limits<float>::infinity()) return 1.0;
+    if (sink == kNoSink) return 1.0;
     const double base2 = double{sink} * std::numbers::log2e;
     const double largest = base2 <= maximum ? maximum : base2;
     const double factor = std::exp2(maximum - largest);

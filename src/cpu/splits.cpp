@@ -6,8 +6,8 @@
 namespace abacist::cpu {
 namespace {
 
-/// The row over all splits.
-WholeRow join(const SplitResults& x, std::int64_t row) {
+/// The row over all splits, and sum of w_s O_s [d_v].
+WholeRow join(const SplitResults& x, std::int64_t row, std::int64_t d_v, double* total) {
   WholeRow whole;
   for (std::int64_t s = 0; s < x.splits; ++s) {
     const RowState& part = x.states[s * x.rows + row];
@@ -16,24 +16,16 @@ WholeRow join(const SplitResults& x, std::int64_t row) {
     whole.top = std::max(whole.top, part.top);
     whole.maximum = std::max(whole.maximum, double{part.maximum});
   }
-  for (std::int64_t s = 0; s < x.splits; ++s) {
-    const RowState& part = x.states[s * x.rows + row];
-    if (part.seen) whole.sum += whole.weight_of(double{part.maximum}) * double{part.sum};
-  }
-  return whole;
-}
-
-/// Sum of w_s O_s of one row.
-void add_up(const SplitResults& x, const WholeRow& whole, std::int64_t row, std::int64_t d_v,
-            double* total) {
   std::fill_n(total, d_v, 0.0);
   for (std::int64_t s = 0; s < x.splits; ++s) {
     const RowState& part = x.states[s * x.rows + row];
     if (!part.seen) continue;
     const double weight = whole.weight_of(double{part.maximum});
+    whole.sum += weight * double{part.sum};
     const float* o = x.o + (s * x.rows + row) * d_v;
     for (std::int64_t c = 0; c < d_v; ++c) total[c] += weight * double{o[c]};
   }
+  return whole;
 }
 
 }  // namespace
@@ -54,8 +46,7 @@ void merge_splits(const core::ForwardCall& call, const SplitResults& results, st
       const std::int64_t sequence = g.varlen ? 0 : token / g.s_q;
       const std::int64_t i = g.varlen ? token : token % g.s_q;
       const float sink = t.sinks.present() ? head_view(t.sinks, head).at(0) : kNoSink;
-      WholeRow whole = join(results, r);
-      add_up(results, whole, r, g.d_v, total);
+      WholeRow whole = join(results, r, g.d_v, total);
       const double factor = kept * whole.add_sink(sink) / whole.sum;
       const std::int64_t base = out.at(sequence, i, head);
       for (std::int64_t c = 0; c < g.d_v; ++c) {

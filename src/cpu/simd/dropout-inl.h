@@ -46,11 +46,10 @@ HWY_INLINE void multiply_wide(VU a, std::uint32_t factor, VU& high, VU& low) {
 class PanelDropout {
  public:
   PanelDropout(const core::DropoutRule& rule, const PanelMask& mask) : rule_(rule) {
-    for (size_t lane = 0; lane < kPanel; ++lane) {
-      const std::int64_t r =
-          mask.first_row + static_cast<std::int64_t>(lane < mask.count ? lane : 0);
-      const auto i = static_cast<std::uint64_t>(r / mask.group);
-      const std::uint64_t stream = rule.stream + static_cast<std::uint64_t>(r % mask.group);
+    PackedRow r(mask.first_row, mask.group);
+    for (size_t lane = 0; lane < kPanel; ++lane, r.advance(mask.group)) {
+      const auto i = static_cast<std::uint64_t>(r.i);
+      const std::uint64_t stream = rule.stream + static_cast<std::uint64_t>(r.g);
       row_[lane] = static_cast<std::uint32_t>(i);
       stream_[lane] = static_cast<std::uint32_t>(stream);
       high_[lane] = core::DropoutRule::high_word(stream, i, 0);

@@ -170,7 +170,7 @@ inline float finish_lane(const ForwardTask& task, const ForwardScratch& x, size_
   const float sink = task.sinks.data == nullptr ? kNoSink : task.sinks.at(r.g);
   WholeRow row(state);
   const auto factor = static_cast<float>(row.add_sink(sink));
-  const float kept = task.dropout.active() ? static_cast<float>(task.dropout.scale) : 1.0f;
+  const auto kept = static_cast<float>(task.dropout.scale);  // 1 without dropout
   if (task.lse.data != nullptr) {
     task.lse.at(r.i, r.g) = state.seen ? row.lse(task.score.bias.data != nullptr) : sink;
   }

@@ -99,7 +99,12 @@ inline void add_bias_rows(const BiasGradient& x, const PanelMask& mask, std::int
       std::min<std::int64_t>(static_cast<std::int64_t>(range.last), mask.rule.len_k - k0));
   constexpr size_t kRows = kPanel % 4 == 0 ? 4 : 1;
   HWY_ALIGN float block[16];
+  PackedRow at(mask.first_row, mask.group);
   for (size_t lane = 0; lane < mask.count; lane += kRows) {
+    float* rows[kRows] = {};
+    for (size_t r = 0; r < kRows && lane + r < mask.count; ++r, at.advance(mask.group)) {
+      rows[r] = x.data + at.i * x.row + at.g * x.head + k0 * x.key;
+    }
     for (size_t j = range.first; j < end; j += 4) {
       if constexpr (kRows == 4) {
         transpose4(ds + j * kPanel + lane, kPanel, 1.0f, block, 4);
@@ -107,9 +112,7 @@ inline void add_bias_rows(const BiasGradient& x, const PanelMask& mask, std::int
         for (size_t m = 0; m < 4; ++m) block[m] = ds[(j + m) * kPanel + lane];
       }
       for (size_t r = 0; r < kRows && lane + r < mask.count; ++r) {
-        const std::int64_t row = mask.first_row + static_cast<std::int64_t>(lane + r);
-        float* to = x.data + (row / mask.group) * x.row + (row % mask.group) * x.head +
-                    (k0 + static_cast<std::int64_t>(j)) * x.key;
+        float* to = rows[r] + static_cast<std::int64_t>(j) * x.key;
         const size_t count = std::min<size_t>(4, end - j);
         if (count == 4 && x.key == 1 && kRows == 4) {
           const auto sum = hn::Add(hn::LoadU(F4(), to), hn::Load(F4(), block + r * 4));

@@ -47,9 +47,6 @@ using RowValues = BasicRowValues<const float>;
 using RowOutput = BasicRowValues<float>;
 using RowStates = BasicRowValues<RowState>;
 
-/// The sink that is none.
-inline constexpr float kNoSink = -std::numeric_limits<float>::infinity();
-
 /// A float per head of a group: sinks. Null data: none.
 struct HeadValues {
   const float* data = nullptr;

@@ -111,19 +111,15 @@ struct LaneValues {
       return static_cast<float>(std::clamp<std::int64_t>(key - k0, -1, 1 << 20));
     };
     PackedRow r(mask.first_row, mask.group);
-    for (size_t lane = 0; lane < kPanel; ++lane) {
-      const size_t from = lane < mask.count ? lane : 0;
-      if (from < lane) {
-        first[lane] = first[from], last[lane] = last[from];
-        position[lane] = position[from], slope[lane] = slope[from];
-        continue;
-      }
+    for (size_t lane = 0; lane < mask.count; ++lane, r.advance(mask.group)) {
       const core::Interval seen = mask.visible_of(r.i);
       first[lane] = relative(seen.begin);
       last[lane] = seen.empty() ? -1.0f : relative(seen.end);
       position[lane] = static_cast<float>(r.i + mask.rule.shift - k0);
       slope[lane] = score.slopes == nullptr ? 0.0f : score.slopes[r.g * score.slopes_stride];
-      r.advance(mask.group);
+    }
+    for (float* values : {first, last, position, slope}) {
+      std::fill(values + mask.count, values + kPanel, values[0]);
     }
   }
 };
