@@ -201,7 +201,8 @@ def cuda(section):
         raise SectionSkipped("no nvcc on this machine")
     launcher = shutil.which("ccache")
     section.build("cuda", [f"-DCMAKE_CUDA_COMPILER_LAUNCHER={launcher}"] if launcher else [],
-                  ["abacist", "abacist_cli", "tests_cuda", "forward_harness"])
+                  ["abacist", "abacist_cli", "tests_cuda", "forward_harness",
+                   "forward_extremes"])
     section.counted("compilers' reports", ["python3", "tests/cuda/compile_report.py"],
                     test_results.from_checks)
     section.ctest("cuda", options=["-L", "^cuda$"])

@@ -54,6 +54,7 @@ def plan_operands(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Ca
         _check(name, x)
     inputs = tuple(_layout(*pair, call.rank, call.heads_first) for pair in arrays.items())
     extras = _abi.extras({name: _layout(name, x) for name, x in call.extras.items()})
+    _problem.check_types(q, k, v, call, _numpy.F32)
     return inputs, q.shape, _numpy.FLOATS[np.dtype(q.dtype).name], v.shape[-1], extras, _abi.HOST
 
 

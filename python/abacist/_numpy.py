@@ -10,6 +10,7 @@ import numpy as np
 
 from . import _abi, _problem
 
+F32 = np.dtype(np.float32)
 FLOATS = {"float32": _abi.F32, "bfloat16": _abi.BF16, "float16": _abi.F16, "float64": _abi.F64}
 TYPES = {
     "q": FLOATS, "k": FLOATS, "v": FLOATS, "o": FLOATS, "lse": FLOATS,
@@ -35,7 +36,6 @@ class _Interface(ctypes.Structure):
 _interface = ctypes.PYFUNCTYPE(ctypes.POINTER(_Interface), ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
-
 
 
 def _elements(name: str, strides: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -107,7 +107,9 @@ def forward(
     empty: typing.Callable[..., np.ndarray] = np.empty,
 ) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
     """o and lse (None without `with_lse`), in memory that `empty` gives."""
-    inputs = _inputs(q, k, v, call)
+    inputs, extras = _inputs(q, k, v, call), _extras(call)
+    if call.extras or k.dtype is not q.dtype or v.dtype is not q.dtype:
+        _problem.check_types(q, k, v, call, F32)
     o, lse, packed_lse = empty((*q.shape[:-1], v.shape[-1]), q.dtype), None, _abi.ABSENT
     if with_lse:
         kind = np.float64 if q.dtype == np.float64 else np.float32
@@ -119,7 +121,7 @@ def forward(
         if lse is not None:
             lse[...] = -np.inf
     outputs = _operand("o", o, call.rank, call.heads_first) + packed_lse
-    tensors = _abi.HEAD + inputs + outputs + _abi.NO_GRADIENTS + _extras(call)
+    tensors = _abi.HEAD + inputs + outputs + _abi.NO_GRADIENTS + extras
     status = _abi.forward(tensors, call.options, call.plan_options, None)
     if status:
         raise _abi.error(status)
@@ -143,4 +145,6 @@ def plan_operands(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Ca
     inputs = tuple(
         _operand(*pair, call.rank, call.heads_first) for pair in (("q", q), ("k", k), ("v", v))
     )
-    return inputs, q.shape, FLOATS[q.dtype.name], v.shape[-1], _extras(call), _abi.HOST
+    extras = _extras(call)
+    _problem.check_types(q, k, v, call, F32)
+    return inputs, q.shape, FLOATS[q.dtype.name], v.shape[-1], extras, _abi.HOST

@@ -43,6 +43,17 @@ def check_rank(name: str, shape: Sequence[int], rank: int, heads_first: bool) ->
         raise ValueError(f"{name}: has {len(shape)} axes, must be [{wanted}]{given}")
 
 
+def check_types(q: typing.Any, k: typing.Any, v: typing.Any, call: Call, f32: object) -> None:
+    """q, k and v are of one type, a bias of that or of float32."""
+    kind = q.dtype
+    if k.dtype != kind or v.dtype != kind:
+        name, x = ("k", k) if k.dtype != kind else ("v", v)
+        raise TypeError(f"{name}: has type {x.dtype}, must be {kind} as q is")
+    bias = call.extras.get("bias")
+    if bias is not None and bias.dtype != kind and bias.dtype != f32:
+        raise TypeError(f"bias: has type {bias.dtype}, must be {f32} or {kind} as q is")
+
+
 def check_seqlens(
     cu_seqlens_q: object, cu_seqlens_k: object, max_s_q: int | None, max_s_k: int | None
 ) -> bool:

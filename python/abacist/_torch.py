@@ -183,6 +183,8 @@ def _forward(q, k, v, call: _problem.Call, with_lse: bool) -> tuple:
             lse.fill_(-torch.inf)
         packed_lse = _plain(lse, device)
     extras = _extras(call.extras, {}, device)
+    if call.extras or k.dtype is not q.dtype or v.dtype is not q.dtype:
+        _problem.check_types(q, k, v, call, torch.float32)
     tensors = b"".join((_abi.HEAD, inputs, packed_o, packed_lse, _abi.NO_GRADIENTS, extras))
     _run(False, tensors, call, device)
     return o, lse
@@ -285,10 +287,15 @@ def refuse_slopes_gradient(slopes: typing.Any) -> None:
         raise NotImplementedError("alibi_slopes: requires a gradient, which is not computed")
 
 
+def _refuse_others(k: typing.Any, v: typing.Any) -> None:
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor as q is")
+
+
 def attention(q, k, v, call: _problem.Call, return_lse: bool) -> typing.Any:
     if not (isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)):
-        name, x = ("v", v) if isinstance(k, torch.Tensor) else ("k", k)
-        raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor as q is")
+        _refuse_others(k, v)
     if not q.is_cpu or torch.is_autocast_enabled("cpu"):
         q, k, v = _autocast(q, k, v)
     if forward_ad._current_level >= 0:
@@ -328,10 +335,12 @@ def random_seed() -> int:
 
 def plan_operands(q, k, v, call: _problem.Call) -> tuple:
     """q, k and v as bytes, the shape and type code of q, d_v, the extras, and the device."""
+    _refuse_others(k, v)
     device = _device(q)
     inputs = tuple(
         _operand(name, x, call.rank, call.heads_first, device)
         for name, x in (("q", q), ("k", k), ("v", v))
     )
     extras = _extras(call.extras, {}, device)
+    _problem.check_types(q, k, v, call, torch.float32)
     return inputs, tuple(q.shape), FLOATS[q.dtype], v.shape[-1], extras, _place(device)

@@ -1,5 +1,7 @@
 """CUDA tensors of torch against the float64 reference on the host: values, streams, refusals."""
 
+import concurrent.futures
+
 import cases
 import numpy as np
 import pytest
@@ -30,29 +32,45 @@ def check(found, q, k, v, **options):
     torch.testing.assert_close(found[1].cpu().double(), lse, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-@pytest.mark.parametrize("name", ["bfloat16", "float16"])
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_random_calls_are_right_or_refused_with_the_reason(device, name, data):
-    dtype = getattr(torch, name)
-    case = data.draw(cases.cases(
-        round_to=lambda x: torch.from_numpy(x).to(dtype).double().numpy(),
-        head_dims=st.sampled_from([8, 16, 64]) if device == "cuda" else st.integers(1, 20)))  # fmt: skip
+def run(case, dtype, device):
+    """o and lse of a case of cases.py, on the host, and what float64 makes of it."""
     q, k, v = (torch.from_numpy(x).to(dtype).to(device) for x in case.arrays.values())
     if case.heads_first:
         q, k, v = (x.transpose(-2, -3).contiguous() for x in (q, k, v))
     options = {n: torch.from_numpy(x).to(device) if isinstance(x, np.ndarray) else x for n, x in case.options.items()}
-    try:
-        o, lse = abacist.attention(q, k, v, **options, layout=case.layout, return_lse=True)
-    except NotImplementedError as reason:
-        assert device == "cuda" and str(reason)
-        return
+    o, lse = abacist.attention(q, k, v, **options, layout=case.layout, return_lse=True)
     o = o.transpose(-2, -3) if case.heads_first else o
     o_expected, lse_expected = case.expected()
-    close = {"bfloat16": 2e-2, "float16": 2e-3}[name] * (1 + np.abs(o_expected).max(initial=0))
+    close = {torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype] * (1 + np.abs(o_expected).max(initial=0))
     np.testing.assert_allclose(o.double().cpu(), o_expected, rtol=0, atol=close)
     np.testing.assert_allclose(lse.double().cpu(), lse_expected, rtol=1e-4, atol=1e-3)
+
+
+def random_cases(dtype, **options):
+    return cases.cases(round_to=lambda x: torch.from_numpy(x).to(dtype).double().numpy(), **options)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_calls_are_right_or_refused_with_the_reason(device, dtype, data):
+    on_host = device == "cpu"
+    dims = st.integers(1, 20) if on_host else st.sampled_from([8, 16, 64, 20])
+    case = data.draw(random_cases(dtype, head_dims=dims))
+    try:
+        run(case, dtype, device)
+    except NotImplementedError as reason:
+        assert not on_host and "cuda: " in str(reason)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_calls_of_what_gpus_serve_are_right(device, dtype, data):
+    dims = st.sampled_from([8, 16, 64, 96, 128, 192, 256])
+    run(data.draw(random_cases(dtype, head_dims=dims, on_gpu=True)), dtype, device)
 
 
 @on_gpu
@@ -130,3 +148,76 @@ def test_refusals_give_the_reason():
     o = abacist.attention(*(x.requires_grad_() for x in (q, k, v)))
     with pytest.raises(NotImplementedError, match="."):
         o.sum().backward()
+
+
+@on_gpu
+def test_views_are_read_where_they_lie():
+    """Axes in any order, gaps between rows, one tensor for q, k and v; what TMA cannot walk is refused."""
+    packed = torch.randn(2, 70, 3, 4, 64, dtype=torch.bfloat16, device="cuda")
+    q, k, v = packed.unbind(2)
+    check(abacist.attention(q, k, v, causal=True, return_lse=True), q, k, v, causal=True)
+    expected = abacist.attention(*(x.contiguous() for x in (q, k, v)), causal=True)
+    swapped = [x.transpose(1, 2) for x in (q, k, v)]
+    assert torch.equal(abacist.attention(*swapped, causal=True, layout="bhsd").transpose(1, 2), expected)
+    one = k[:, :, :1].expand(-1, -1, 4, -1)  # a stride of 0
+    assert torch.equal(abacist.attention(q, one, one), abacist.attention(q, k[:, :, :1], k[:, :, :1]))
+    wide = torch.randn(2, 70, 4, 72, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(ValueError, match="q: .*16 bytes"):
+        abacist.attention(wide[..., 4:68], k, v)
+    with pytest.raises(NotImplementedError, match="q: strides"):
+        abacist.attention(q.transpose(1, 3).contiguous().transpose(1, 3), k, v)
+
+
+@on_gpu
+def test_memory_beside_the_result_is_the_workspace():
+    q, k, v = tensors(8, 1, 32768, 32768, 4, 4, 64)
+    abacist.attention(q, k, v)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    o, lse = abacist.attention(q, k, v, causal=True, return_lse=True)
+    torch.cuda.synchronize()
+    most = torch.cuda.max_memory_allocated() - before
+    plan = abacist.plan(q, k, v, causal=True, return_lse=True)
+    assert most <= o.nbytes + lse.nbytes + plan.workspace_bytes + 3 * 512
+
+
+@on_gpu
+def test_many_threads_each_on_its_stream():
+    inputs = [tensors(20 + n, 2, 100 + 50 * n, 300, 8, 2, 64) for n in range(8)]
+    expected = [abacist.attention(*x, causal=True) for x in inputs]
+    torch.cuda.synchronize()
+
+    def work(n):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            results = [abacist.attention(*inputs[n], causal=True) for _ in range(50)]
+            stream.synchronize()
+            return all(torch.equal(x, expected[n]) for x in results)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+@on_gpu
+def test_backends_by_name():
+    q, k, v = tensors(9, 1, 40, 50, 2, 2, 64)
+    assert torch.equal(abacist.attention(q, k, v, backend="cuda"), abacist.attention(q, k, v))
+    with pytest.raises(NotImplementedError, match="the tensors are on cuda:0"):
+        abacist.attention(q, k, v, backend="cpu")
+    with pytest.raises(NotImplementedError, match="cuda: the tensors are on the host"):
+        abacist.attention(*(x.cpu() for x in (q, k, v)), backend="cuda")
+    with pytest.raises(NotImplementedError, match="cuda: the tensors are on the host"):
+        abacist.attention(*(x.float().cpu().numpy() for x in (q, k, v)), backend="cuda")
+
+
+@on_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_the_device_of_the_tensors_not_the_current_one():
+    q, k, v = tensors(10, 1, 40, 50, 2, 2, 64)
+    expected = abacist.attention(q, k, v)
+    there = [x.to("cuda:1") for x in (q, k, v)]
+    o = abacist.attention(*there)
+    assert o.device == there[0].device and torch.equal(o.to("cuda:0"), expected)
+    with pytest.raises(ValueError, match="k: is on cuda:1, must be on cuda:0"):
+        abacist.attention(q, there[1], v)

@@ -143,7 +143,8 @@ def test_dropout_depends_on_the_seed_alone():
         (dict(v=np.ones((1, 4, 2, 8), np.int32)), TypeError, "v: has type"),
         (dict(q=np.ones((1, 4, 2, 8), ">f4")), TypeError, "q: has type >f4"),
         (dict(q=[1.0]), TypeError, "q: is a list"),
-        (dict(q=np.ones((1, 4, 2, 8), np.float64)), (ValueError, NotImplementedError), "f64"),
+        (dict(q=np.ones((1, 4, 2, 8), np.float64)), TypeError, "k: has type float32, must be float64"),
+        ({n: np.ones((1, 4, 2, 8), np.float64) for n in "qkv"}, NotImplementedError, "f64"),
     ],
 )
 def test_errors_name_the_argument(change, kind, text):

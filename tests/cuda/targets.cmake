@@ -25,6 +25,15 @@ set_tests_properties(cuda.forward_harness PROPERTIES LABELS cuda TIMEOUT 600 RES
   SKIP_REGULAR_EXPRESSION
   "CUDA driver version is insufficient;no CUDA-capable device")
 
+# A million tokens, more than 65,535 heads, offsets beyond 2^31: takes 60 GB of device memory.
+add_executable(forward_extremes cuda/forward_extremes.cu)
+target_compile_options(forward_extremes PRIVATE ${cuda_options})
+target_link_libraries(forward_extremes PRIVATE abacist_objects CUDA::cudart_static)
+add_test(NAME cuda.forward_extremes COMMAND forward_extremes)
+set_tests_properties(cuda.forward_extremes PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu
+  SKIP_REGULAR_EXPRESSION
+  "CUDA driver version is insufficient;no CUDA-capable device")
+
 if(ABACIST_BUILD_CLI)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   add_test(NAME cuda.library
