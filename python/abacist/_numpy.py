@@ -78,7 +78,8 @@ def _operand(name: str, array: typing.Any, rank: int = 0, heads_first: bool = Fa
     """An abacist_tensor."""
     if type(array) is not np.ndarray:
         _check(name, array)
-    address = _interface(array.__array_struct__, None).contents.data or 0
+    capsule = array.__array_struct__  # what the pointer points into lives as long as this
+    address = _interface(capsule, None).contents.data or 0
     layout = _layout(name, array.shape, array.strides, array.dtype, rank, heads_first)
     return address.to_bytes(8, "little") + layout
 

@@ -2,6 +2,7 @@
 
 import base64
 import concurrent.futures
+import os
 import re
 import subprocess
 import sys
@@ -231,6 +232,15 @@ def test_threads_may_call_at_once():
         sys.setswitchinterval(interval)
     for (case, options), result in zip(cases, results):
         check(result, oracle.attention(*case, **options), 2e-6)
+
+
+def test_no_memory_is_read_that_was_freed():
+    """Python's debugging allocator overwrites what is freed."""
+    code = ("import numpy as np, abacist; q = np.ones((1, 4, 2, 8), np.float32);"
+            "print(abacist.attention(q, q, q, bias=np.ones((4, 4), np.float32), return_lse=True)[0].sum())")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONMALLOC": "debug"},
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, done.stdout.strip()) == (0, "64.0"), done.stderr
 
 
 def test_an_error_is_that_of_its_thread():
