@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import typing
 
 ERRORS = (TypeError, ValueError, NotImplementedError)
 
@@ -21,12 +22,19 @@ def cast_later(x: object) -> bool:
     return torch is not None and isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type)
 
 
+def _dtype(x: typing.Any) -> object:
+    try:  # the torch.compile of PyTorch 2.4 traces no getattr() with a default
+        return x.dtype
+    except AttributeError:
+        return None
+
+
 def check_types(**tensors: object) -> None:
     """The others are of the first one's type."""
     names = iter(tensors)
     first = next(names)
-    wanted = getattr(tensors[first], "dtype", None)
+    wanted = _dtype(tensors[first])
     for name in names:
-        found = getattr(tensors[name], "dtype", None)
+        found = _dtype(tensors[name])
         if None not in (wanted, found) and found != wanted and not cast_later(tensors[first]):
             raise TypeError(f"{name}: has type {found}, must be that of {first}, {wanted}")

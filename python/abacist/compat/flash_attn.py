@@ -8,6 +8,7 @@ dimensions need not be multiples of 8, pages may have any size, results are dete
 
 from __future__ import annotations
 
+import sys
 import typing
 
 from .._attention import attention
@@ -297,13 +298,19 @@ def flash_attn_with_kvcache(
         raise NotImplementedError(
             f"num_splits: is {num_splits}; splits follow from the shapes, must be 0, or 1 for none"
         )
+    rest = (cache_seqlens, cache_batch_idx, block_table, alibi_slopes, bool(num_splits),
+            return_softmax_lse)  # fmt: skip
+    score = {"causal": causal, "window": _window(window_size), "scale": softmax_scale, "softcap": softcap}
+    torch = sys.modules.get("torch")
     try:
-        rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, k)
-        o, lse = _kvcache.decode(
-            q, k_cache, v_cache, k, v, rotary, cache_seqlens, cache_batch_idx, block_table,
-            alibi_slopes, bool(num_splits), return_softmax_lse,
-            causal=causal, window=_window(window_size), scale=softmax_scale, softcap=softcap,
-        )  # fmt: skip
+        if torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+            from . import _cache_ops
+
+            o, lse = _cache_ops.decode(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin,
+                                       rotary_interleaved, *rest, **score)  # fmt: skip
+        else:
+            rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, k)
+            o, lse = _kvcache.decode(q, k_cache, v_cache, k, v, rotary, *rest, **score)
     except ERRORS as error:
         raise renamed(error, NAMES) from None
     return (o, lse) if return_softmax_lse else o
