@@ -1,6 +1,7 @@
 // Forward pass on the CPU: planning, and the items of a run.
 //
-// An item is (key split, sequence, key/value head, tile of packed query rows). Items are handed out
+// An item is (key split, sequence, key/value head, tile of packed query rows); with few rows, all
+// those of several heads. Items are handed out
 // by tickets, within a head the later tiles first: under causal masks those are the longest. The
 // first quarter of a head's rows is cut into small tiles, which all heads keep for the end, so that
 // threads finish together although processors differ in speed. Keys are split only when rows alone
@@ -12,6 +13,7 @@
 // item of 192 rows spent 18% of its time on packing, one of 768 rows 5%.
 #include <algorithm>
 #include <atomic>
+#include <bit>
 
 #include "cpu/driver.hpp"
 #include "cpu/splits.hpp"
@@ -39,6 +41,7 @@ struct PagedChoices {
 struct ForwardChoices {
   const Kernels* kernels = nullptr;
   Tiles tiles{};
+  std::int64_t heads = 1;        ///< key/value heads of an item
   std::int64_t small_rows = 0;   ///< of a small tile
   std::int64_t small_tiles = 0;  ///< of a head, from row 0 on
   std::int64_t row_tiles = 0;    ///< of the longest sequence, small ones not counted
@@ -55,6 +58,12 @@ struct ForwardChoices {
 
   /// Packed rows of a head that small tiles cover.
   std::int64_t small_end() const { return small_tiles * small_rows; }
+  /// Items of one sequence for each of its row tiles.
+  std::int64_t head_runs(const core::Geometry& g) const { return ceil_div(g.h_k, heads); }
+  /// Row tiles of all heads and sequences, small ones too.
+  Count tiles_of_heads(const core::Geometry& g) const {
+    return Count{g.b} * head_runs(g) * (row_tiles + small_tiles);
+  }
 };
 
 /// Tile sizes: Q and O of a tile stay near L2 (up to 1 MiB; they stream, so a part in L3 does not
@@ -76,6 +85,14 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invaria
   }
   keys = ceil_div(keys, kernels.key_step) * kernels.key_step;
   return {static_cast<int>(ceil_div(rows, panel) * panel), static_cast<int>(keys)};
+}
+
+/// Key/value heads of an item: with few rows as many as a panel has lanes for (few-inl.h says why).
+std::int64_t choose_heads(const Kernels& kernels, const core::Geometry& g) {
+  const std::int64_t rows = g.packed_rows();
+  if (rows == 0 || rows > kernels.few_rows) return 1;
+  const auto padded = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(rows)));
+  return std::clamp<std::int64_t>(kernels.panel_rows / padded, 1, std::max<std::int64_t>(g.h_k, 1));
 }
 
 /// Decides on packing K and V once for all items, and then on smaller tiles.
@@ -107,10 +124,11 @@ void cut_rows(const core::Geometry& g, ForwardChoices& c) {
   c.tiles.rows = static_cast<int>(std::max<std::int64_t>(ceil_div(even, panel), 1) * panel);
 }
 
-std::int64_t choose_splits(const core::Geometry& g, std::int64_t row_tiles) {
-  const std::int64_t items = (Count{g.kv_heads()} * row_tiles).value;
+std::int64_t choose_splits(const core::Geometry& g, const ForwardChoices& c) {
+  const std::int64_t items = c.tiles_of_heads(g).value;
   if (items == 0 || items >= kFewItems) return 1;
-  return std::max<std::int64_t>(std::min(ceil_div(kFewItems, items), g.s_k / kMinKeysOfSplit), 1);
+  const std::int64_t least = std::max<std::int64_t>(kMinKeysOfSplit / c.heads, 64);
+  return std::max<std::int64_t>(std::min(ceil_div(kFewItems, items), g.s_k / least), 1);
 }
 
 void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanInfo& info) {
@@ -142,8 +160,9 @@ void fill_figures(const core::Resolved& resolved, const ForwardChoices& c, PlanI
 }
 
 struct Item {
-  std::int64_t split, kv_head;
-  std::int64_t first_row, last_row;  // packed
+  std::int64_t split;
+  std::int64_t kv_head, kv_heads;    // the first, and how many
+  std::int64_t first_row, last_row;  // packed, over the query heads of all of them
   core::Sequence sequence;
 };
 
@@ -153,16 +172,17 @@ class Items {
   Items(const core::ForwardCall& call, const ForwardChoices& choices)
       : geometry_(call.resolved.geometry),
         choices_(choices),
-        lengths_(core::Lengths::of(call.tensors)) {
+        lengths_(core::Lengths::of(call.tensors)),
+        head_runs_(choices.head_runs(call.resolved.geometry)) {
     if (!geometry_.varlen) {
-      small_first_ = geometry_.kv_heads() * choices.row_tiles * choices.splits;
-      count_ = small_first_ + geometry_.kv_heads() * choices.small_tiles * choices.splits;
+      small_first_ = geometry_.b * head_runs_ * choices.row_tiles * choices.splits;
+      count_ = small_first_ + geometry_.b * head_runs_ * choices.small_tiles * choices.splits;
       return;
     }
     first_ = in_workspace<std::int64_t>(call.options, choices.index_offset);
     for (std::int64_t s = 0; s < geometry_.b; ++s) {
       first_[s] = count_;
-      count_ += row_tiles(sequence(s)) * geometry_.h_k * choices.splits;
+      count_ += row_tiles(sequence(s)) * head_runs_ * choices.splits;
     }
     first_[geometry_.b] = count_;
   }
@@ -171,7 +191,7 @@ class Items {
 
   /// Key/value head `index` of all sequences, without rows.
   Item head(std::int64_t index) const {
-    return {0, index % geometry_.h_k, 0, 0, sequence(index / geometry_.h_k)};
+    return {0, index % geometry_.h_k, 1, 0, 0, sequence(index / geometry_.h_k)};
   }
 
   Item operator[](std::int64_t ticket) const {
@@ -182,7 +202,7 @@ class Items {
     }
     const bool small = ticket >= small_first_;
     const std::int64_t tiles = small ? choices_.small_tiles : choices_.row_tiles;
-    const std::int64_t per_sequence = tiles * geometry_.h_k * choices_.splits;
+    const std::int64_t per_sequence = tiles * head_runs_ * choices_.splits;
     if (small) ticket -= small_first_;
     const core::Sequence s = sequence(ticket / per_sequence);
     return small ? cut(s, ticket % per_sequence, 0, choices_.small_rows, tiles)
@@ -203,13 +223,16 @@ class Items {
     const std::int64_t split = index % choices_.splits;
     index /= choices_.splits;
     first_row += (tiles - 1 - index % tiles) * rows;
-    return {split, index / tiles, first_row, std::min(first_row + rows, s.len_q * geometry_.group),
-            s};
+    const std::int64_t kv_head = index / tiles * choices_.heads;
+    const std::int64_t kv_heads = std::min(choices_.heads, geometry_.h_k - kv_head);
+    const std::int64_t last_row = s.len_q * geometry_.group * kv_heads;
+    return {split, kv_head, kv_heads, first_row, std::min(first_row + rows, last_row), s};
   }
 
   const core::Geometry& geometry_;
   const ForwardChoices& choices_;
   core::Lengths lengths_;
+  std::int64_t head_runs_;
   std::int64_t* first_ = nullptr;  // [b + 1]
   std::int64_t small_first_ = 0;
   std::int64_t count_ = 0;
@@ -322,7 +345,8 @@ ForwardTask make_task(const core::ForwardCall& call, const ForwardChoices& c, co
         g.s_k};
   }
   task.dropout = core::dropout_rule(call.resolved.problem.options.dropout, g.h_q, s.index, head);
-  task.group = g.group;
+  task.group = g.group * item.kv_heads;
+  task.kv_heads = item.kv_heads;
   task.d_qk = g.d_qk;
   task.d_v = g.d_v;
   task.first_row = item.first_row;
@@ -365,13 +389,14 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   auto c = std::make_shared<ForwardChoices>();
   c->kernels = kernels(target.value());
   c->tiles = choose_tiles(*c->kernels, g, options.batch_invariant);
+  c->heads = choose_heads(*c->kernels, g);
   choose_sharing(g, *c);
   if (options.batch_invariant) {
     c->small_rows = c->tiles.rows;
     c->row_tiles = ceil_div(g.packed_rows(), c->tiles.rows);
   } else {
     cut_rows(g, *c);
-    c->splits = choose_splits(g, c->row_tiles + c->small_tiles);
+    c->splits = choose_splits(g, *c);
   }
   c->scratch_bytes = round_up(c->kernels->forward_scratch_bytes(c->tiles, g.d_qk, g.d_v), 256);
 
@@ -382,7 +407,7 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   info.keys = c->tiles.keys;
   info.splits = c->splits;
   info.batch_invariant = options.batch_invariant;
-  info.work_items = (Count{g.kv_heads()} * (c->row_tiles + c->small_tiles) * c->splits).value;
+  info.work_items = (c->tiles_of_heads(g) * c->splits).value;
   info.threads = plan_threads(options, info.work_items);
   info.scratch_bytes_per_thread = c->scratch_bytes;
   WorkspaceLayout layout;

@@ -63,6 +63,13 @@ double cost(const Case& c) {
   return pairs * static_cast<double>(c.h_q() * (c.d_qk + c.d_v));
 }
 
+/// A decode step: few query rows of many heads, which a backend may serve together.
+void few_rows(Case& c, Random& random) {
+  c.h_k = random.pick({1, 3, 6, 7, 13, 25, 49});
+  c.s_q = random.integer(1, 3);
+  for (std::int64_t& len : c.lens_q) len = std::min(len, c.s_q);
+}
+
 void halve_lengths(Case& c, Random& random) {
   std::int64_t& length = random.chance(0.5) ? c.s_q : c.s_k;
   length = (length + 1) / 2;
@@ -99,6 +106,7 @@ Case random_case(const Menu& menu, std::uint64_t n) {
     if (random.chance(0.5)) c.slack_q = random.integer(0, 5);
     if (random.chance(0.5)) c.slack_k = random.integer(0, 5);
   }
+  if (random.chance(0.2)) few_rows(c, random);
   c.options = random_options(random, std::max(c.s_q, c.s_k));
   if (random.chance(0.25)) c.alibi_rank = static_cast<int>(random.integer(1, 2));
   c.d_lse = random.chance(0.3);

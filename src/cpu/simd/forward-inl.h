@@ -71,9 +71,9 @@ struct ForwardScratch {
   ForwardScratch(const Tiles& tiles, size_t d_qk, size_t d_v, std::byte* memory) {
     const size_t rows = static_cast<size_t>(tiles.rows);
     keys = static_cast<size_t>(tiles.keys);
-    const size_t d_v_padded = hwy::RoundUpTo(d_v, kStep);
+    const size_t d_v_padded = hwy::RoundUpTo(d_v, std::max(kStep, kLanes));
     Carver carver{memory};
-    q = carver.floats(rows * d_qk);
+    q = carver.floats(rows * hwy::RoundUpTo(d_qk, kLanes));
     o = carver.floats(rows * d_v_padded);
     maximum = carver.floats(rows);
     sum = carver.floats(rows);
@@ -102,12 +102,14 @@ HWY_NOINLINE void score_products(const ForwardScratch& x, const float* k, const 
   }
 }
 
-/// Scores to probabilities in place; maximum and sum move on; `correction` is the factor for O.
+/// Scores to probabilities in place, of the first `vectors` vectors of lanes; maximum and sum move
+/// on; `correction` is the factor for O.
 HWY_NOINLINE void softmax_step(const ForwardScratch& x, size_t panel, size_t j0, size_t j1,
-                               const V (&largest)[kVectors], V (&correction)[kVectors]) {
+                               size_t vectors, const V (&largest)[kVectors],
+                               V (&correction)[kVectors]) {
   const F f;
   const V lowest = hn::Set(f, -std::numeric_limits<float>::infinity());
-  for (size_t v = 0; v < kVectors; ++v) {
+  for (size_t v = 0; v < vectors; ++v) {
     float* maximum = x.maximum + panel * kPanel + v * kLanes;
     float* sum = x.sum + panel * kPanel + v * kLanes;
     const V before = hn::Load(f, maximum);
@@ -209,13 +211,14 @@ HWY_INLINE bool untouched(const ScoreRule& score, const BlockRange& range) {
 /// between the two products.
 HWY_INLINE void make_probabilities(const ForwardTask& task, const ForwardScratch& x, size_t panel,
                                    const PanelMask& mask, std::int64_t k0, const BlockRange& range,
-                                   V (&largest)[kVectors], V (&correction)[kVectors]) {
+                                   size_t vectors, V (&largest)[kVectors],
+                                   V (&correction)[kVectors]) {
   if (task.score.has_pairs()) {
     modify_pair_scores(task.score, mask, k0, range, x.s, x.top + panel * kPanel, largest);
   } else if (!untouched(task.score, range)) {
     modify_scores(task.score, mask, k0, range, x.s, largest);
   }
-  softmax_step(x, panel, range.first, range.last, largest, correction);
+  softmax_step(x, panel, range.first, range.last, vectors, largest, correction);
   if (task.dropout.active()) drop_probabilities(task.dropout, mask, k0, range, x.s);
 }
 
@@ -231,7 +234,7 @@ HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, c
   ahead.spread((range.last - range.first + d_v) / kStep);
   score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range.first, range.last, ahead,
                  largest);
-  make_probabilities(task, x, panel, mask, k0, range, largest, correction);
+  make_probabilities(task, x, panel, mask, k0, range, kVectors, largest, correction);
   accumulate_output(x, block + x.keys * hwy::RoundUpTo(d_qk, kChunk),
                     x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel, d_v, range.first, range.last,
                     fresh, correction, ahead);

@@ -37,6 +37,7 @@ constexpr Kernels kernel_table(Target target) {
   return {.target = target,
           .panel_rows = static_cast<int>(kPanel),
           .key_step = static_cast<int>(kStep),
+          .few_rows = static_cast<int>(kFewRows),
           .forward_scratch_bytes = forward_scratch_bytes,
           .forward = forward_any,
           .packed_floats = packed_floats,

@@ -114,6 +114,9 @@ struct ForwardTask {
   core::MaskRule rule;
   ScoreRule score;
   std::int64_t group = 1;
+  /// More than 1: the heads of that many key/value heads are one group, whose rows are all of the
+  /// item's, one panel at most; head g reads key/value head g / (group / kv_heads) of k and v.
+  std::int64_t kv_heads = 1;
   std::int64_t d_qk = 0, d_v = 0;
   std::int64_t first_row = 0, last_row = 0;
   std::int64_t first_key = 0, last_key = 0;  ///< first_key is a multiple of tiles.keys
@@ -174,6 +177,7 @@ struct Kernels {
   Target target;
   int panel_rows;  ///< query rows that a register tile spans
   int key_step;    ///< keys (or head dims) that a register tile spans
+  int few_rows;    ///< packed rows of a head up to which heads may share an item (kv_heads)
   std::size_t (*forward_scratch_bytes)(const Tiles&, std::int64_t d_qk, std::int64_t d_v);
   void (*forward)(const ForwardTask&, std::byte* scratch);
   /// Floats of a packed block of K and V.
