@@ -23,7 +23,7 @@ ALIGNMENT = 64  # of memory that XLA takes as it is
 
 def _check(name: str, x: typing.Any) -> None:
     shown = _abi.ARGUMENTS.get(name, name)
-    if not isinstance(x, (jax.Array, np.ndarray)):
+    if not isinstance(x, (jax.Array, np.ndarray)) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{shown}: is a {type(x).__name__}, must be a JAX array as q is")
     if isinstance(x, jax.core.Tracer):
         platform = jax.default_backend()

@@ -119,6 +119,8 @@ REST = {
 
 @pytest.mark.parametrize("name", REST)
 def test_opcheck(name):
+    from abacist import _ops  # noqa: F401: registers the operators
+
     q, k, v, bias, sinks = leaves((1, 4, 4, 8), (1, 5, 2, 8), (1, 5, 2, 4), (1, 4, 1, 5), (4,))
     if name == "bhsd":
         k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (k, v))

@@ -1,5 +1,7 @@
 """The names that people use already, torch.compile and models, on CUDA tensors: the host's results, or a reason."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -82,7 +84,7 @@ def test_sdpa():
 
 def test_what_gpus_cannot_do_is_refused_by_name():
     q = random(1, 2, 40, 64)
-    with pytest.raises(NotImplementedError, match="visible cannot be used on a GPU"):
+    with pytest.raises(NotImplementedError, match="a boolean mask .*cannot be used on a GPU"):
         sdpa(q, q, q, attn_mask=torch.ones(40, 40, dtype=torch.bool, device="cuda"))
     with pytest.raises(NotImplementedError, match="no dropout on a GPU"):
         sdpa(q, q, q, dropout_p=0.5)
@@ -94,6 +96,8 @@ def test_what_gpus_cannot_do_is_refused_by_name():
 
 
 def test_opcheck():
+    from abacist import _ops  # noqa: F401: registers the operators
+
     q, kv = random(1, 40, 4, 64), random(1, 50, 2, 64)
     rest = (None,) * 5 + (True, [2, -1], None, 0.0, "bottom-right", 0, 0, 0.0, 0, False, None)
     with torch.no_grad():
@@ -151,8 +155,8 @@ def test_a_model_of_transformers(llamas):
 
 
 def test_a_model_writes_behind_its_cache(llamas):
-    """Each token that is written is the likeliest of one pass over all of them."""
-    ours = llamas[2]
+    """Each token that is written is the likeliest of one pass over all of them, within rounding."""
+    ours = copy.deepcopy(llamas[2]).half()
     tokens = torch.randint(1, 50, (2, 9), device="cuda")
     written = ours.generate(tokens, max_new_tokens=20, min_new_tokens=20, do_sample=False,
                             attention_mask=torch.ones_like(tokens))  # fmt: skip
@@ -166,5 +170,5 @@ def test_a_padded_batch_of_a_model_is_refused_with_the_reason(llamas):
     tokens = torch.randint(1, 50, (2, 9), device="cuda")
     mask = torch.ones_like(tokens)
     mask[0, :4] = 0
-    with pytest.raises(NotImplementedError, match="visible cannot be used on a GPU"):
+    with pytest.raises(NotImplementedError, match="a boolean mask .*cannot be used on a GPU"):
         llamas[2](tokens, attention_mask=mask)

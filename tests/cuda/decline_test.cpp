@@ -193,10 +193,10 @@ TEST(CudaRefusal, Types) {
 
 TEST(CudaRefusal, FeaturesThatTheKernelLacks) {
   expect_refusal({"no dropout"}, [](Problem& p) { p.options.dropout.p = 0.1; });
-  expect_refusal({"bias cannot be used"}, [](Problem& p) {
+  expect_refusal({"an additive bias cannot be used"}, [](Problem& p) {
     p.operands.bias = contiguous(DType::f32, {1, 1, 300, 500}, kGpu);
   });
-  expect_refusal({"visible cannot be used"}, [](Problem& p) {
+  expect_refusal({"a boolean mask (visible) cannot be used"}, [](Problem& p) {
     p.operands.visible = contiguous(DType::u8, {1, 1, 300, 500}, kGpu);
   });
 }
@@ -251,6 +251,22 @@ TEST(CudaRefusal, StridesOfSingleElementsMeanNothing) {
   p.operands.o = contiguous(DType::bf16, {1, 300, 1, 64}, kGpu);
   const auto draft = plan_of(p);
   EXPECT_TRUE(draft.ok()) << to_string(draft.error());
+}
+
+TEST(CudaRefusal, StridesOfTensorsWithoutElementsMeanNothing) {
+  Problem no_keys = good();
+  no_keys.operands.k.shape[1] = no_keys.operands.v.shape[1] = 0;
+  no_keys.operands.k.stride = no_keys.operands.v.stride = {0, 0, 0, 0};
+  Problem nothing = good();
+  for (TensorSpec Operands::*each :
+       {&Operands::q, &Operands::k, &Operands::v, &Operands::o, &Operands::lse}) {
+    (nothing.operands.*each).shape[0] = 0;
+    (nothing.operands.*each).stride = {-3, 5, 0, 7};
+  }
+  for (const Problem& p : {no_keys, nothing}) {
+    const auto draft = plan_of(p);
+    EXPECT_TRUE(draft.ok()) << to_string(draft.error());
+  }
 }
 
 TEST(CudaRefusal, BroadcastInputsAreTaken) {

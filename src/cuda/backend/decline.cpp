@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "core/figures.hpp"
 #include "core/operands.hpp"
 #include "core/text.hpp"
 
@@ -35,11 +36,19 @@ constexpr TensorSpec Operands::*kKnown[] = {&Operands::q,
                                             &Operands::cu_seqlens_k,
                                             &Operands::key_lengths};
 
+/// What the operands are that no GPU kernel takes yet, for readers who named them otherwise.
+std::string described(const core::OperandRule& rule) {
+  if (rule.spec == &Operands::bias) return "an additive bias";
+  if (rule.spec == &Operands::visible) return "a boolean mask (visible)";
+  if (rule.spec == &Operands::block_table) return "paged K and V (block_table)";
+  return rule.name;
+}
+
 std::optional<Error> decline_operands(const Operands& x) {
   for (const core::OperandRule& rule : core::kOperands) {
     if (!(x.*rule.spec).present() || rule.forward == core::Use::unused) continue;
     if (std::find(std::begin(kKnown), std::end(kKnown), rule.spec) != std::end(kKnown)) continue;
-    return unsupported(std::string(rule.name) + " cannot be used on a GPU yet");
+    return unsupported(described(rule) + " cannot be used on a GPU yet");
   }
   return std::nullopt;
 }
@@ -77,6 +86,7 @@ std::optional<Error> decline_dims(const core::Geometry& g) {
 
 /// What the tensor memory accelerator can walk: rows of 16-byte pieces, forwards.
 std::optional<Error> decline_strides(const char* name, const TensorSpec& spec) {
+  if (!core::has_elements(spec)) return std::nullopt;
   const auto last = static_cast<std::size_t>(spec.rank) - 1;
   if (spec.stride[last] != 1) {
     return unsupported(is_stride(name, spec, last) + "1 (d must be contiguous on a GPU)");
@@ -94,9 +104,9 @@ std::optional<Error> decline_strides(const char* name, const TensorSpec& spec) {
 
 /// LSE and slopes are read and written by plain instructions that know one layout.
 std::optional<Error> decline_layout(const char* name, const TensorSpec& spec) {
+  if (!core::has_elements(spec)) return std::nullopt;
   std::int64_t expected = 1;
   for (auto axis = static_cast<std::size_t>(spec.rank); axis-- > 0;) {
-    if (spec.shape[axis] == 0) return std::nullopt;
     if (spec.shape[axis] > 1 && spec.stride[axis] != expected) {
       return unsupported(is_stride(name, spec, axis) + std::to_string(expected) +
                          " (contiguous on a GPU)");
