@@ -42,6 +42,8 @@ struct BiasTurns {
 struct BackwardChoices {
   const Kernels* kernels = nullptr;
   Tiles tiles{};
+  std::int64_t chains = 1;        ///< of a head's key blocks, in which they add to dQ
+  Count dq_chain = 0;             ///< floats of one chain's sums, over all heads
   std::size_t scratch_bytes = 0;  ///< per thread
   // Offsets in the workspace.
   std::size_t lse_offset = 0, d_offset = 0, dq_offset = 0, turns_offset = 0, index_offset = 0;
@@ -71,6 +73,24 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invaria
   }
   keys = ceil_div(keys, step) * step;
   return {static_cast<int>(panels * panel), static_cast<int>(keys)};
+}
+
+/// Heads times chains that keep threads of a large machine from waiting for each other's turns, and
+/// the bytes of their sums at most.
+constexpr std::int64_t kEnoughChains = 16;
+constexpr std::int64_t kChainBytes = std::int64_t{32} << 20;
+
+/// Key blocks of one chain run as a pipeline, as fast as its slowest thread: several chains where
+/// heads are few, of two blocks or more each.
+std::int64_t choose_chains(const core::Geometry& g, const Tiles& tiles, Count dq_floats) {
+  const std::int64_t blocks = ceil_div(g.s_k, tiles.keys);
+  const Count bytes = dq_floats * std::int64_t{sizeof(float)};
+  std::int64_t chains = 1;
+  while ((Count{g.kv_heads()} * chains).value < kEnoughChains && 4 * chains <= blocks &&
+         (bytes * 2 * chains).value <= kChainBytes) {
+    chains *= 2;
+  }
+  return chains;
 }
 
 void fill_figures(const core::Resolved& resolved, const BackwardChoices& c, PlanInfo& info) {
@@ -281,8 +301,10 @@ class Heads {
     const std::int64_t row = first * choices_.tiles.rows;
     h.lse_base2 = in_workspace<float>(call_.options, choices_.lse_offset) + row;
     h.d = in_workspace<float>(call_.options, choices_.d_offset) + row;
+    h.chains = choices_.chains;
     h.dq_sum = in_workspace<float>(call_.options, choices_.dq_offset) + row * g.d_qk;
-    h.turns = in_workspace<int>(call_.options, choices_.turns_offset) + first;
+    h.dq_chain = choices_.dq_chain.value;
+    h.turns = in_workspace<int>(call_.options, choices_.turns_offset) + first * choices_.chains;
     if (t.d_sinks.present()) {
       h.sinks = head_view(t.sinks, q_head);
       h.sink_sums = in_workspace<double>(call_.options, choices_.sinks_offset) + first * g.group;
@@ -360,8 +382,10 @@ Result<core::Draft> plan_backward(const core::Resolved& resolved, const PlanOpti
   const Count rows = row_tiles * c->tiles.rows;
   c->lse_offset = layout.reserve(rows, sizeof(float));
   c->d_offset = layout.reserve(rows, sizeof(float));
-  c->dq_offset = layout.reserve(rows * g.d_qk, sizeof(float));
-  c->turns_offset = layout.reserve(row_tiles, sizeof(int));
+  c->dq_chain = rows * g.d_qk;
+  if (!options.batch_invariant) c->chains = choose_chains(g, c->tiles, c->dq_chain);
+  c->dq_offset = layout.reserve(c->dq_chain * c->chains, sizeof(float));
+  c->turns_offset = layout.reserve(row_tiles * c->chains, sizeof(int));
   if (resolved.problem.operands.d_sinks.present()) {
     c->sinks_offset = layout.reserve(row_tiles * g.group, sizeof(double));
   }
@@ -398,6 +422,11 @@ Status run_backward(const core::BackwardCall& call) {
     });
     progress.finish_item();
   });
+  if (c.chains > 1) {
+    for_each_ticket(heads.tiles(), threads, [&](std::int64_t index, int) {
+      heads.with_tile(index, c.kernels->backward_finish);
+    });
+  }
   return {};
 }
 

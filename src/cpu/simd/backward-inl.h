@@ -8,8 +8,9 @@
 // read P and dS as they lie. Of Q and dO a tile is packed both ways.
 //
 // dQ is summed over key blocks in ascending order: an item adds to a row tile only when the block
-// before it has (`turns`). Items are started in that order too, so whatever an item waits for is
-// already running or done; one thread alone never waits.
+// before it in its chain has (`turns`). Items are started in that order too, so whatever an item
+// waits for is already running or done; one thread alone never waits. Where heads are few, their
+// key blocks take turns in several chains, whose sums are added at the end.
 //
 // Slow memory per item: K, V, dK, dV of its keys once; Q, dO, LSE, D and the dQ sums of the rows
 // that see them. FLOPs: 2 (3 d_qk + 2 d_v) per visible pair, plus the masked part of edge steps.
@@ -260,6 +261,13 @@ HWY_NOINLINE void pack_wide_rows(const Operand& x, const PanelMask& mask, size_t
   });
 }
 
+/// Panels of a row tile that hold rows.
+inline size_t panels_of(const BackwardHead& head, std::int64_t row_tile) {
+  const std::int64_t rows =
+      std::min<std::int64_t>(head.tiles.rows, head.rows - row_tile * head.tiles.rows);
+  return hwy::DivCeil(static_cast<size_t>(rows), kPanel);
+}
+
 /// One row tile against the item's keys.
 HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x,
                               std::int64_t key_block, std::int64_t row_tile) {
@@ -287,7 +295,8 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
   j0 = std::min(j0, j1);  // no panel sees the block: both 0
   const float* lse = head.lse_base2 + row_tile * head.tiles.rows;
   const float* d = head.d + row_tile * head.tiles.rows;
-  float* dq_sum = head.dq_sum + row_tile * head.tiles.rows * head.d_qk;
+  const DqTurn turn = head.dq_turn(key_block, row_tile);
+  float* dq_sum = head.dq_sum_of(turn.chain, row_tile);
   for (size_t i = 0; i < panels; ++i) {
     const PanelMask& mask = masks[i];
     const BlockRange& range = ranges[i];
@@ -332,17 +341,36 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
   accumulate_rows(x.p, panels, panel_size, x.d_o_rows, x.width_v, j0, j1, x.dv);
   accumulate_rows(x.ds, panels, panel_size, x.q_rows, x.width_qk, j0, j1, x.dk);
 
-  const core::Interval blocks = head.key_blocks(row_tile);
-  const auto turn = static_cast<int>(key_block - blocks.begin);
-  wait_until(head.turns[row_tile], turn);
+  int& turns = head.turns[row_tile * head.chains + turn.chain];
+  wait_until(turns, turn.number);
   for (size_t i = 0; i < panels; ++i) {
     float* panel = dq_sum + i * kPanel * d_qk;
-    if (ranges[i].first < ranges[i].last || turn == 0) {
-      accumulate_dq(x, d_qk, ranges[i], turn == 0, x.ds + i * panel_size, panel);
+    if (ranges[i].first < ranges[i].last || turn.number == 0) {
+      accumulate_dq(x, d_qk, ranges[i], turn.number == 0, x.ds + i * panel_size, panel);
     }
-    if (key_block + 1 == blocks.end) finish_dq(head, masks[i], panel);
+    if (head.chains == 1 && turn.last) finish_dq(head, masks[i], panel);
   }
-  std::atomic_ref<int>(head.turns[row_tile]).store(turn + 1, std::memory_order_release);
+  std::atomic_ref<int>(turns).store(turn.number + 1, std::memory_order_release);
+}
+
+void backward_finish(const BackwardHead& head, std::int64_t row_tile) {
+  const F f;
+  const core::Interval blocks = head.key_blocks(row_tile);
+  if (blocks.empty()) return;  // backward_prepare has written the zeros
+  const size_t panel_floats = kPanel * static_cast<size_t>(head.d_qk);
+  float* sum = head.dq_sum_of(blocks.begin % head.chains, row_tile);
+  const std::int64_t last = std::min(blocks.begin + head.chains, blocks.end);
+  for (std::int64_t block = blocks.begin + 1; block < last; ++block) {
+    const float* part = head.dq_sum_of(block % head.chains, row_tile);
+    for (size_t i = 0; i < panel_floats * panels_of(head, row_tile); i += kLanes) {
+      hn::Store(hn::Add(hn::Load(f, sum + i), hn::Load(f, part + i)), f, sum + i);
+    }
+  }
+  for (size_t i = 0; i < panels_of(head, row_tile); ++i) {
+    const std::int64_t row = row_tile * head.tiles.rows + static_cast<std::int64_t>(i * kPanel);
+    const PanelMask mask(head.rule, head.group, row, head.rows, 0, head.rule.len_k);
+    finish_dq(head, mask, sum + i * panel_floats);
+  }
 }
 
 void backward_item(const BackwardHead& head, std::int64_t key_block, std::byte* memory) {
@@ -408,7 +436,7 @@ inline double sink_gradient(float sink, float lse, float d) {
 
 void backward_prepare(const BackwardHead& head, std::int64_t row_tile, std::byte* memory) {
   const BackwardScratch x = scratch_of(head, memory);
-  head.turns[row_tile] = 0;
+  std::fill_n(head.turns + row_tile * head.chains, head.chains, 0);
   const std::int64_t first = row_tile * head.tiles.rows;
   const bool sees_keys = !head.key_blocks(row_tile).empty();
   const bool sinks = head.sinks.data != nullptr;

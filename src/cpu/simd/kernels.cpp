@@ -45,6 +45,7 @@ constexpr Kernels kernel_table(Target target) {
           .backward_scratch_bytes = backward_scratch_bytes,
           .backward_prepare = backward_prepare,
           .backward = backward_item,
+          .backward_finish = backward_finish,
           .fma_burst = fma_burst};
 }
 

@@ -139,6 +139,13 @@ struct BiasGradient {
   std::int64_t before = 0, own = 0;  ///< what `turns` holds before and after this item's addition
 };
 
+/// When a key block adds its part of dQ to a row tile.
+struct DqTurn {
+  std::int64_t chain = 0;
+  int number = 0;     ///< blocks of the chain before it that the tile sees
+  bool last = false;  ///< no later block of any chain adds
+};
+
 /// What all items of one key/value head of one sequence share in the backward pass. Rows are
 /// packed, r = i * group + g; a row tile is `tiles.rows` of them.
 struct BackwardHead {
@@ -155,11 +162,13 @@ struct BackwardHead {
   std::int64_t d_qk = 0, d_v = 0;
   std::int64_t rows = 0;  ///< packed rows
   Tiles tiles;
+  std::int64_t chains = 1;  ///< key block b adds its dQ in chain b % chains
   // In the workspace, over row tiles:
   float* lse_base2 = nullptr;   ///< [row tiles][tiles.rows]; +inf for a row that sees no key
   float* d = nullptr;           ///< [row tiles][tiles.rows]; D = rowsum(dO o O) - dLSE
-  float* dq_sum = nullptr;      ///< [row tiles][panels][d_qk][panel_rows]
-  int* turns = nullptr;         ///< [row tiles]; key blocks that have added their dQ
+  float* dq_sum = nullptr;      ///< [row tiles][panels][d_qk][panel_rows], of the first chain
+  std::int64_t dq_chain = 0;    ///< floats from one chain's dq_sum to the next one's
+  int* turns = nullptr;         ///< [row tiles][chains]; key blocks that have added their dQ
   double* sink_sums = nullptr;  ///< [row tiles][group]; sums of -exp(sink - LSE) D; with sinks
 
   std::int64_t row_tiles() const { return (rows + tiles.rows - 1) / tiles.rows; }
@@ -170,6 +179,14 @@ struct BackwardHead {
     const core::Interval seen = rule.visible_any(first / group, (last - 1) / group + 1);
     if (seen.empty()) return {0, 0};
     return {seen.begin / tiles.keys, (seen.end + tiles.keys - 1) / tiles.keys};
+  }
+  DqTurn dq_turn(std::int64_t key_block, std::int64_t row_tile) const {
+    const core::Interval blocks = key_blocks(row_tile);
+    return {key_block % chains, static_cast<int>((key_block - blocks.begin) / chains),
+            key_block + 1 == blocks.end};
+  }
+  float* dq_sum_of(std::int64_t chain, std::int64_t row_tile) const {
+    return dq_sum + chain * dq_chain + row_tile * tiles.rows * d_qk;
   }
 };
 
@@ -192,6 +209,9 @@ struct Kernels {
   /// dK and dV of one key block, and its part of dQ. For each row tile it waits for its turn: dQ is
   /// summed in ascending order of key blocks, whatever the threads do.
   void (*backward)(const BackwardHead&, std::int64_t key_block, std::byte* scratch);
+  /// After all items of the head, where it has several chains: adds them, and writes dQ of one row
+  /// tile.
+  void (*backward_finish)(const BackwardHead&, std::int64_t row_tile);
   /// `steps` FMAs on each of a full set of accumulators, in registers; returns the FLOPs.
   std::int64_t (*fma_burst)(std::int64_t steps, float* sink);
 };
