@@ -81,20 +81,21 @@ const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bo
   return chosen;
 }
 
-// The order in which query tiles are taken, and how many units of work that makes.
-struct Order {
-  int kind;
-  int64_t units;
-};
-
-Order choose_order(const ForwardArguments& arguments, int64_t tiles_per_head) {
+// The order in which query tiles are taken (TileOrder::Kind).
+int choose_order(const ForwardArguments& arguments, int64_t tiles_per_head) {
   const ForwardGeometry& g = arguments.geometry;
-  const int64_t heads = g.b * g.h_q;
   const bool uneven = arguments.mask.right < g.s_q + g.s_k && tiles_per_head > 1;
-  const int kind = uneven ? arguments.tile_order == 2 ? 2 : 1 : 0;
-  if (kind != 1) return {kind, heads * tiles_per_head};
-  const int64_t two_heads = tiles_per_head / 2 * 2 + tiles_per_head % 2;  // units of two heads
-  return {kind, (heads / 2) * two_heads + heads % 2 * two_heads};
+  return uneven ? arguments.tile_order == 2 ? 2 : 1 : 0;
+}
+
+// How many heads are dealt out in pairs of tiles (schedule.cuh): as many as leave the rest, and the
+// pair that some blocks have had more than others, two rounds of tiles or more.
+int count_paired_heads(int64_t heads, int64_t tiles_per_head, int64_t blocks) {
+  int64_t paired = std::max<int64_t>(0, heads - blocks / tiles_per_head) / 2 * 2;
+  while (paired > 0 &&
+         (heads - paired) * tiles_per_head + paired / 2 * tiles_per_head % blocks < 2 * blocks)
+    paired -= 2;
+  return int(paired);
 }
 
 }  // namespace
@@ -132,8 +133,7 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
   choice.keys = tile.keys;
   choice.threads = tile.threads();
   choice.query_tiles = g.b * g.h_q * tiles_per_head;
-  choice.blocks =
-      int(std::min<int64_t>(multiprocessors, choose_order(arguments, tiles_per_head).units));
+  choice.blocks = int(std::min<int64_t>(multiprocessors, choice.query_tiles));
   return {};
 }
 
@@ -219,7 +219,11 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
   const int64_t head_bytes = std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / g.h_q);
   p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
-  p.order = choose_order(arguments, tiles_per_head).kind;
+  p.order = choose_order(arguments, tiles_per_head);
+  if (p.order == 1) {
+    p.paired_heads = count_paired_heads(heads, tiles_per_head, choice.blocks);
+    p.odd_pairs = int(p.paired_heads / 2 * tiles_per_head % choice.blocks);
+  }
   if (p.order == 2) p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
   error = load_forward(choice);
   if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);

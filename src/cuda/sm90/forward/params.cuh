@@ -33,6 +33,9 @@ struct ForwardParams {
   int left, right;  // clamped to +-2^29
   int top_left;
   int tiles_per_head, tile_count, heads_per_section, order;  // order: TileOrder::Kind
+  // TileOrder::paired: heads whose tiles are dealt out in pairs (even), and how many blocks get a
+  // pair more than the others.
+  int paired_heads, odd_pairs;
   int always_online;  // never freeze the maximum (tests, and the redo path)
   int frozen_masked;  // tiles with masked elements, too: scaling leaves -inf what it is
 };

@@ -26,7 +26,7 @@ template <ForwardTile Tile>
 __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Tile>& shared) {
   tile::RingPosition<Tile.q_stages> q_at;
   tile::RingPosition<Tile.stages> k_at, v_at;
-  TileOrder order;
+  TileOrder order(p);
 
   int issued = 0;        // messages sent
   bool flushed = false;  // the last message was a flush and no redo came of it

@@ -2,12 +2,13 @@
 //
 // plain    tiles of a head, then the next head; block b takes every gridDim.x-th. Full attention.
 // paired   the longest tile of a head together with its shortest, the second longest with the
-// second
-//          shortest and so on: under a causal mask all pairs cost the same, so dealing them out is
-//          balanced without any counter, and a head's K and V stay in L2.
+//          second shortest and so on: under a causal mask all pairs cost the same, so dealing them
+//          out is balanced without any counter, and a head's K and V stay in L2. The last heads'
+//          tiles (two or three a block) are dealt out one by one instead, longest first, in rounds
+//          whose order alternates: pairs alone leave up to a round of blocks idle at the end.
 // counter  sections of heads whose K and V fit the L2 together; within one, longest tiles first,
-// then by
-//          head. Blocks take tiles from a counter in the workspace, set to 0 before the launch.
+//          then by head. Blocks take tiles from a counter in the workspace, set to 0 before the
+//          launch.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -17,30 +18,13 @@ namespace abacist::cuda::sm90 {
 
 struct TileOrder {
   enum Kind { plain, paired, counter };
-  int next;
-  bool second = false;  // of a pair
+  int next;  // unit of work; paired: twice the pair + 0, 1 for its tiles, then -1 - round
 
-  __device__ explicit TileOrder() : next(blockIdx.x) {}
+  __device__ explicit TileOrder(const ForwardParams& p) : next(blockIdx.x << (p.order == paired)) {}
   // Combined head (batch * h_q + head) and index of the next query tile; false if there is none
-  // left. A head that does not exist (an odd number of heads) has no rows.
+  // left.
   __device__ __forceinline__ bool take(const ForwardParams& p, int& all_head, int& index) {
-    if (p.order == paired) {
-      // Two heads at a time: their pairs, then, for an odd number of tiles, their two middle tiles.
-      const int heads = p.b * p.h_q, half = p.tiles_per_head / 2, odd = p.tiles_per_head % 2;
-      const int two_heads = next / (2 * half + odd), unit = next - two_heads * (2 * half + odd);
-      if (2 * two_heads >= heads) return false;
-      if (unit == 2 * half) {
-        all_head = 2 * two_heads + second;
-        index = half;
-      } else {
-        all_head = 2 * two_heads + unit / half;
-        const int pair = unit % half;
-        index = second ? pair : p.tiles_per_head - 1 - pair;
-      }
-      if (second) next += gridDim.x;
-      second = !second;
-      return true;
-    }
+    if (p.order == paired) return take_pair(p, all_head, index) || take_last(p, all_head, index);
     if (next >= p.tile_count) return false;
     if (p.order == plain) {
       all_head = next / p.tiles_per_head;
@@ -56,6 +40,33 @@ struct TileOrder {
     index = p.tiles_per_head - 1 - round;
     next = p.tile_counter ? int(gridDim.x + atomicAdd(p.tile_counter, 1u)) : int(next + gridDim.x);
     return true;
+  }
+
+ private:
+  __device__ __forceinline__ bool take_pair(const ForwardParams& p, int& all_head, int& index) {
+    // Two heads at a time: their pairs, then, for an odd number of tiles, their two middle tiles.
+    const int half = p.tiles_per_head / 2, two_heads = next / 2 / p.tiles_per_head,
+              unit = next / 2 - two_heads * p.tiles_per_head;
+    if (next < 0 || 2 * two_heads >= p.paired_heads) return false;
+    const bool second = next & 1, middle = unit == 2 * half;
+    all_head = 2 * two_heads + (middle ? second : unit >= half);
+    const int pair = middle ? half : unit >= half ? unit - half : unit;
+    index = second ? pair : p.tiles_per_head - 1 - pair;
+    next += second ? 2 * gridDim.x - 1 : 1;
+    return true;
+  }
+  __device__ __forceinline__ bool take_last(const ForwardParams& p, int& all_head, int& index) {
+    int rank;
+    do {
+      next = min(next, 0) - 1;
+      const int round = -1 - next;
+      rank =
+          round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x) - p.odd_pairs;
+    } while (rank < 0);
+    const int heads = p.b * p.h_q - p.paired_heads, turn = rank / heads;
+    index = p.tiles_per_head - 1 - turn;
+    all_head = p.paired_heads + rank - turn * heads;
+    return index >= 0;
   }
 };
 
