@@ -210,6 +210,7 @@ HWY_NOINLINE void accumulate_dq(const BackwardScratch& x, size_t d_qk, const Blo
   const size_t whole = d_qk / kStep * kStep;
   for (size_t c = 0; c < d_qk; c += kStep) {
     Accumulators acc;
+    clear(acc);
     multiply_rows(x.k, x.keys, c, ds, range.first, range.last, acc);
     const size_t count = c < whole ? kStep : d_qk - whole;
     for (size_t m = 0; m < kStep; ++m) {

@@ -281,16 +281,15 @@ HWY_INLINE void few_step(const ForwardTask& task, const ForwardScratch& x, const
   std::fill(x.s + last * kPanel, x.s + range.last * kPanel, 0.0f);
   V largest[kVectors];
   V correction[kVectors];
-  const size_t vectors = hwy::DivCeil(mask.count, kLanes);
-  for (size_t v = 0; v < vectors && untouched(task.score, range); ++v) {
+  for (size_t v = 0; v < kVectors; ++v) {
     largest[v] = hn::Set(f, -std::numeric_limits<float>::infinity());
-    for (size_t j = range.first; j < range.last; ++j) {
+    for (size_t j = range.begin[v]; j < range.end[v] && untouched(task.score, range); ++j) {
       largest[v] = hn::Max(largest[v], hn::Load(f, x.s + j * kPanel + v * kLanes));
     }
   }
-  make_probabilities(task, x, 0, mask, k0, range, vectors, largest, correction);
+  make_probabilities(task, x, 0, mask, k0, range, largest, correction);
   HWY_ALIGN float factors[kPanel];
-  for (size_t v = 0; v < vectors; ++v) hn::Store(correction[v], f, factors + v * kLanes);
+  for (size_t v = 0; v < kVectors; ++v) hn::Store(correction[v], f, factors + v * kLanes);
   few_output<kRows>(task, few, k0, range.first, last, x.s, factors);
 }
 

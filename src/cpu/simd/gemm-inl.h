@@ -53,17 +53,18 @@ HWY_INLINE void clear(Accumulators& acc) {
 }
 
 /// acc[m][:] += sum over k in [0, depth) of a[m * row + k * column] * b[k * kPanel + :]; b aligned.
-template <size_t row, size_t column>
+/// Here and below, of vectors [first, last) of the panel only.
+template <size_t row, size_t column, size_t first = 0, size_t last = kVectors>
 HWY_INLINE void multiply(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b, size_t depth,
                          Accumulators& acc) {
   const F f;
 #pragma GCC unroll 4
   for (size_t k = 0; k < depth; ++k) {
     V values[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) values[v] = hn::Load(f, b + k * kPanel + v * kLanes);
+    for (size_t v = first; v < last; ++v) values[v] = hn::Load(f, b + k * kPanel + v * kLanes);
     for (size_t m = 0; m < kStep; ++m) {
       const V scalar = hn::Set(f, a[m * row + k * column]);
-      for (size_t v = 0; v < kVectors; ++v) {
+      for (size_t v = first; v < last; ++v) {
         acc.c[m][v] = hn::MulAdd(scalar, values[v], acc.c[m][v]);
       }
     }
@@ -72,29 +73,32 @@ HWY_INLINE void multiply(const float* HWY_RESTRICT a, const float* HWY_RESTRICT 
 
 /// Sums over columns (S = K Q, dP = V dO): acc[m][:] = sum over c of x(j + m, c) * b[c * kPanel +
 /// :], x packed in chunks of `rows` rows.
+template <size_t first = 0, size_t last = kVectors>
 HWY_INLINE void multiply_columns(const float* HWY_RESTRICT x, size_t rows, size_t j,
                                  const float* HWY_RESTRICT b, size_t columns, Accumulators& acc) {
   clear(acc);
   for (size_t c = 0; c < columns; c += kChunk) {
-    multiply<kChunk, 1>(x + c * rows + j * kChunk, b + c * kPanel, std::min(kChunk, columns - c),
-                        acc);
+    multiply<kChunk, 1, first, last>(x + c * rows + j * kChunk, b + c * kPanel,
+                                     std::min(kChunk, columns - c), acc);
   }
 }
 
-/// Sums over rows (O = V P, dQ = K dS): acc[m][:] = sum over j in [j0, j1) of x(j, c + m) * b[j *
+/// Sums over rows (O = V P, dQ = K dS): acc[m][:] += sum over j in [j0, j1) of x(j, c + m) * b[j *
 /// kPanel + :].
+template <size_t first = 0, size_t last = kVectors>
 HWY_INLINE void multiply_rows(const float* HWY_RESTRICT x, size_t rows, size_t c,
                               const float* HWY_RESTRICT b, size_t j0, size_t j1,
                               Accumulators& acc) {
-  clear(acc);
-  multiply<1, kChunk>(x + c / kChunk * kChunk * rows + c % kChunk + j0 * kChunk, b + j0 * kPanel,
-                      j1 - j0, acc);
+  if (j0 >= j1) return;
+  multiply<1, kChunk, first, last>(x + c / kChunk * kChunk * rows + c % kChunk + j0 * kChunk,
+                                   b + j0 * kPanel, j1 - j0, acc);
 }
 
+template <size_t first = 0, size_t last = kVectors>
 HWY_INLINE void store(const Accumulators& acc, float* HWY_RESTRICT c) {
   const F f;
   for (size_t m = 0; m < kStep; ++m) {
-    for (size_t v = 0; v < kVectors; ++v) hn::Store(acc.c[m][v], f, c + m * kPanel + v * kLanes);
+    for (size_t v = first; v < last; ++v) hn::Store(acc.c[m][v], f, c + m * kPanel + v * kLanes);
   }
 }
 

@@ -35,11 +35,14 @@ struct Carver {
   }
 };
 
-/// Keys [first, last) of a block, multiples of kStep; `full`: no lane needs a mask there.
+/// Keys [first, last) of a block, multiples of kStep; `full`: no lane needs a mask there. Of vector
+/// v of the panel [begin[v], end[v]): all, none if it has no lanes, or what `trimmed` leaves.
 struct BlockRange {
-  size_t first;
-  size_t last;
-  bool full;
+  size_t first = 0;
+  size_t last = 0;
+  bool full = true;
+  size_t begin[kVectors] = {};
+  size_t end[kVectors] = {};
 };
 
 /// What the lanes of a panel see. Lane l is packed row first_row + l = i * group + g; lanes past
@@ -79,12 +82,37 @@ struct PanelMask {
   BlockRange in_block(std::int64_t k0, size_t keys) const {
     const std::int64_t first = std::max(any.begin - k0, std::int64_t{0});
     const std::int64_t last = std::min(any.end - k0, static_cast<std::int64_t>(keys));
-    if (first >= last) return {0, 0, true};
-    const size_t j0 = static_cast<size_t>(first) / kStep * kStep;
-    const size_t j1 = hwy::RoundUpTo(static_cast<size_t>(last), kStep);
-    return {j0, j1,
-            all.begin <= k0 + static_cast<std::int64_t>(j0) &&
-                all.end >= k0 + static_cast<std::int64_t>(j1)};
+    BlockRange range;
+    if (first >= last) return range;
+    range.first = static_cast<size_t>(first) / kStep * kStep;
+    range.last = hwy::RoundUpTo(static_cast<size_t>(last), kStep);
+    range.full = all.begin <= k0 + static_cast<std::int64_t>(range.first) &&
+                 all.end >= k0 + static_cast<std::int64_t>(range.last);
+    for (size_t v = 0; v < kVectors; ++v) {
+      range.begin[v] = v * kLanes < count ? range.first : range.last;
+      range.end[v] = range.last;
+    }
+    return range;
+  }
+
+  /// A range of `in_block` without the keys that no lane of a vector sees: begin and end ascend
+  /// with v, and all vectors meet. Left as it is where they would not (windows narrower than a
+  /// panel).
+  BlockRange trimmed(BlockRange range, std::int64_t k0) const {
+    if (range.full) return range;
+    const auto within = [&](std::int64_t key) {
+      return static_cast<size_t>(std::clamp(key - k0, static_cast<std::int64_t>(range.first),
+                                            static_cast<std::int64_t>(range.last)));
+    };
+    BlockRange cut = range;
+    for (size_t v = 0; v < kVectors && v * kLanes < count; ++v) {
+      const auto lane = first_row + static_cast<std::int64_t>(v * kLanes);
+      const auto last_lane =
+          first_row + static_cast<std::int64_t>(std::min((v + 1) * kLanes, count));
+      cut.begin[v] = within(visible(lane).begin) / kStep * kStep;
+      cut.end[v] = hwy::RoundUpTo(within(visible(last_lane - 1).end), kStep);
+    }
+    return cut.begin[kVectors - 1] <= cut.end[0] ? cut : range;
   }
 };
 
@@ -164,6 +192,32 @@ HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key,
   return hn::Mul(chain(score, s, lane, key, derivative), hn::Set(F(), kLog2E));
 }
 
+/// Hides scores of the product, on the way from its registers, at a mask's edges.
+struct EdgeMask {
+  LaneValues lanes;
+  size_t inner_first = 0, inner_last = ~size_t{0};  // keys of the block that every lane sees
+
+  EdgeMask() = default;
+  EdgeMask(const ScoreRule& score, const PanelMask& mask, std::int64_t k0)
+      : lanes(score, mask, k0),
+        inner_first(static_cast<size_t>(std::max(mask.all.begin - k0, std::int64_t{0}))),
+        inner_last(static_cast<size_t>(std::max(mask.all.end - k0, std::int64_t{0}))) {}
+
+  template <size_t first, size_t last>
+  HWY_INLINE void hide(size_t j, Accumulators& acc) const {
+    if (j >= inner_first && j + kStep <= inner_last) return;
+    const F f;
+    const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
+    for (size_t v = first; v < last; ++v) {
+      const LaneVectors lane(lanes, v);
+      for (size_t m = 0; m < kStep; ++m) {
+        const V key = hn::Set(f, static_cast<float>(j + m));
+        acc.c[m][v] = hn::IfThenElse(lane.sees(key), acc.c[m][v], hidden);
+      }
+    }
+  }
+};
+
 /// Scores of keys range of the block in place: the chain (unless plain), base-2 units, -inf where a
 /// lane does not see; and the largest per lane anew.
 inline void modify_scores(const ScoreRule& score, const PanelMask& mask, std::int64_t k0,
@@ -175,7 +229,7 @@ inline void modify_scores(const ScoreRule& score, const PanelMask& mask, std::in
   for (size_t v = 0; v < kVectors; ++v) {
     const LaneVectors lane(lanes, v);
     V most = hidden;
-    for (size_t j = range.first; j < range.last; ++j) {
+    for (size_t j = range.begin[v]; j < range.end[v]; ++j) {
       const V key = hn::Set(f, static_cast<float>(j));
       float* place = scores + j * kPanel + v * kLanes;
       V s = hn::Load(f, place);
