@@ -106,7 +106,7 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
   const F f;
   const size_t d_qk = static_cast<size_t>(head.d_qk);
   const bool pairs = head.score.has_pairs();
-  const bool simple = head.score.plain && range.full && !pairs;
+  const bool simple = head.score.plain && range.full() && !pairs;
   for (size_t j = range.first; j < range.last; j += kStep) {
     ahead.step();
     Accumulators acc;
@@ -138,7 +138,7 @@ HWY_NOINLINE void recompute_probabilities(const BackwardHead& head, const Backwa
         hn::Store(derivative, f, x.slope + j * kPanel + v * kLanes);
       }
       const V e = probability(s, subtract);
-      hn::Store(range.full ? e : hn::IfThenElse(lane.sees(key), e, hn::Set(f, kHidden)), f,
+      hn::Store(range.full() ? e : hn::IfThenElse(lane.sees(key), e, hn::Set(f, kHidden)), f,
                 p + j * kPanel + v * kLanes);
     }
   }
@@ -191,7 +191,7 @@ HWY_NOINLINE void score_gradients(const BackwardHead& head, const BackwardScratc
     if (capped) cap_gradients(range, x.slope, ds);
     return;
   }
-  if (range.full) return;
+  if (range.full()) return;
   const LaneValues lanes(head.score, mask, k0);
   for (size_t v = 0; v < kVectors; ++v) {
     const LaneVectors lane(lanes, v);
@@ -308,7 +308,7 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
     pack_wide_rows(head.q, mask, d_qk, x.width_qk, q_rows);
     pack_wide_rows(head.d_o, mask, d_v, x.width_v, d_o_rows);
     if (range.first < range.last) {
-      if (head.score.has_pairs()) prefetch_pairs(head.score, mask, k0, range);
+      if (head.score.has_pairs()) PanelPairs(head.score, mask).prefetch(k0, range);
       pack_panel(contiguous_rows(q_rows, x.width_qk), 1, 0, kPanel, d_qk, head.score.prescale,
                  x.q + i * d_qk * kPanel);
       pack_panel(contiguous_rows(d_o_rows, x.width_v), 1, 0, kPanel, d_v, 1.0f,

@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
 #include "cpu/simd/forward-inl.h"
@@ -273,10 +274,12 @@ template <size_t kRows>
 HWY_INLINE void few_step(const ForwardTask& task, const ForwardScratch& x, const FewRows& few,
                          const PanelMask& mask, std::int64_t k0, size_t count) {
   const F f;
-  const BlockRange range = mask.in_block(k0, count);
+  BlockRange range = mask.in_block(k0, count);
   if (range.first >= range.last) return;
+  for (size_t v = hwy::DivCeil(mask.count, kLanes); v < kVectors; ++v) range.begin[v] = range.last;
   const size_t last = std::min(range.last, count);
-  if (task.score.has_pairs()) prefetch_pairs(task.score, mask, k0, range);
+  std::optional<PanelPairs> pairs;
+  if (task.score.has_pairs()) pairs.emplace(task.score, mask).prefetch(k0, range);
   few_scores<kRows>(task, few, k0, range.first, last, x.s);
   std::fill(x.s + last * kPanel, x.s + range.last * kPanel, 0.0f);
   V largest[kVectors];
@@ -287,7 +290,7 @@ HWY_INLINE void few_step(const ForwardTask& task, const ForwardScratch& x, const
       largest[v] = hn::Max(largest[v], hn::Load(f, x.s + j * kPanel + v * kLanes));
     }
   }
-  make_probabilities(task, x, 0, mask, k0, range, largest, correction);
+  make_probabilities(task, x, 0, mask, pairs, k0, range, largest, correction);
   HWY_ALIGN float factors[kPanel];
   for (size_t v = 0; v < kVectors; ++v) hn::Store(correction[v], f, factors + v * kLanes);
   few_output<kRows>(task, few, k0, range.first, last, x.s, factors);

@@ -24,6 +24,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
 
 #include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/gemm-inl.h"
@@ -86,16 +87,16 @@ struct ForwardScratch {
 };
 
 /// Scores of keys [j0, j1) of the block against vectors [first, last) of one panel into s, with the
-/// largest per lane.
+/// largest per lane; hidden at a mask's edges if there are `lanes`.
 template <size_t first, size_t last>
 HWY_INLINE void score_steps(const ForwardScratch& x, const float* k, const float* q, size_t d_qk,
-                            size_t j0, size_t j1, const EdgeMask& edge, Prefetch& ahead,
-                            V (&largest)[kVectors]) {
+                            size_t j0, size_t j1, const BlockRange& range, const LaneValues* lanes,
+                            Prefetch& ahead, V (&largest)[kVectors]) {
   for (size_t j = j0; j < j1; j += kStep) {
     ahead.step();
     Accumulators acc;
     multiply_columns<first, last>(k, x.keys, j, q, d_qk, acc);
-    edge.hide<first, last>(j, acc);
+    if (lanes != nullptr) hide_edges<first, last>(*lanes, range, j, acc);
     store<first, last>(acc, x.s + j * kPanel);
     for (size_t m = 0; m < kStep; ++m) {
       for (size_t v = first; v < last; ++v) largest[v] = hn::Max(largest[v], acc.c[m][v]);
@@ -107,16 +108,16 @@ HWY_INLINE void score_steps(const ForwardScratch& x, const float* k, const float
 /// that only others see: a window of 512 keys ran at 0.83 of the plain rate without, a panel's 48
 /// rows walking 568 keys.
 HWY_NOINLINE void score_products(const ForwardScratch& x, const float* k, const float* q,
-                                 size_t d_qk, const BlockRange& r, const EdgeMask& edge,
+                                 size_t d_qk, const BlockRange& r, const LaneValues* lanes,
                                  Prefetch& ahead, V (&largest)[kVectors]) {
   static_assert(kVectors == 3);
   const F f;
   for (V& value : largest) value = hn::Set(f, -std::numeric_limits<float>::infinity());
-  score_steps<0, 1>(x, k, q, d_qk, r.begin[0], r.begin[1], edge, ahead, largest);
-  score_steps<0, 2>(x, k, q, d_qk, r.begin[1], r.begin[2], edge, ahead, largest);
-  score_steps<0, 3>(x, k, q, d_qk, r.begin[2], r.end[0], edge, ahead, largest);
-  score_steps<1, 3>(x, k, q, d_qk, r.end[0], r.end[1], edge, ahead, largest);
-  score_steps<2, 3>(x, k, q, d_qk, r.end[1], r.end[2], edge, ahead, largest);
+  score_steps<0, 1>(x, k, q, d_qk, r.begin[0], r.begin[1], r, lanes, ahead, largest);
+  score_steps<0, 2>(x, k, q, d_qk, r.begin[1], r.begin[2], r, lanes, ahead, largest);
+  score_steps<0, 3>(x, k, q, d_qk, r.begin[2], r.end[0], r, lanes, ahead, largest);
+  score_steps<1, 3>(x, k, q, d_qk, r.end[0], r.end[1], r, lanes, ahead, largest);
+  score_steps<2, 3>(x, k, q, d_qk, r.end[1], r.end[2], r, lanes, ahead, largest);
 }
 
 /// Scores to probabilities in place; maximum and sum move on; `correction` is the factor for O.
@@ -224,16 +225,17 @@ HWY_NOINLINE void finish_panel(const ForwardTask& task, const ForwardScratch& x,
 
 /// Whether scores go to the softmax as the product left them, and their largest with them.
 HWY_INLINE bool untouched(const ScoreRule& score, const BlockRange& range) {
-  return score.plain && range.full && !score.has_pairs();
+  return score.plain && range.full() && !score.has_pairs();
 }
 
 /// Scores q.k of one panel and block, with their largest per lane, to probabilities: what comes
-/// between the two products.
+/// between the two products. `pairs` is there if the score has any.
 HWY_INLINE void make_probabilities(const ForwardTask& task, const ForwardScratch& x, size_t panel,
-                                   const PanelMask& mask, std::int64_t k0, const BlockRange& range,
-                                   V (&largest)[kVectors], V (&correction)[kVectors]) {
-  if (task.score.has_pairs()) {
-    modify_pair_scores(task.score, mask, k0, range, x.s, x.top + panel * kPanel, largest);
+                                   const PanelMask& mask, const std::optional<PanelPairs>& pairs,
+                                   std::int64_t k0, const BlockRange& range, V (&largest)[kVectors],
+                                   V (&correction)[kVectors]) {
+  if (pairs) {
+    modify_pair_scores(task.score, mask, *pairs, k0, range, x.s, x.top + panel * kPanel, largest);
   } else if (!untouched(task.score, range)) {
     modify_scores(task.score, mask, k0, range, x.s, largest);
   }
@@ -249,19 +251,17 @@ HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, c
   const size_t d_v = static_cast<size_t>(task.d_v);
   V largest[kVectors];
   V correction[kVectors];
-  EdgeMask edge;
-  if (task.score.has_pairs()) {
-    prefetch_pairs(task.score, mask, k0, range);
-  } else if (!range.full) {
-    range = mask.trimmed(range, k0);
-    if (task.score.plain) {
-      edge = EdgeMask(task.score, mask, k0);
-      range.full = true;  // after the products
-    }
-  }
+  std::optional<PanelPairs> pairs;
+  if (task.score.has_pairs()) pairs.emplace(task.score, mask).prefetch(k0, range);
+  LaneValues lanes;
+  const bool edges = !range.full() && task.score.plain && !task.score.has_pairs();
+  if (!range.full()) range = mask.trimmed(range, k0);
+  if (edges) lanes = LaneValues(task.score, mask, k0);
   ahead.spread((range.last - range.first + d_v) / kStep);
-  score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range, edge, ahead, largest);
-  make_probabilities(task, x, panel, mask, k0, range, largest, correction);
+  score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range, edges ? &lanes : nullptr,
+                 ahead, largest);
+  if (edges) range.seen_first = range.first, range.seen_last = range.last;
+  make_probabilities(task, x, panel, mask, pairs, k0, range, largest, correction);
   accumulate_output(x, block + x.keys * hwy::RoundUpTo(d_qk, kChunk),
                     x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel, d_v, range, fresh,
                     correction, ahead);

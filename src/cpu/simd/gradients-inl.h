@@ -71,7 +71,7 @@ HWY_NOINLINE void pair_probabilities(const ScoreRule& score, const PanelMask& ma
           s = to_base2(s);
         }
         auto seen = hn::Not(hn::Eq(added[m], hidden));
-        if (!range.full) seen = hn::And(seen, lane.sees(key));
+        if (!range.full()) seen = hn::And(seen, lane.sees(key));
         hn::Store(hn::IfThenElse(seen, probability(s, subtract), none), f, p + place);
       }
     });

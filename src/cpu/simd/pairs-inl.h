@@ -227,7 +227,7 @@ class PanelPairs {
   template <class Body>
   HWY_INLINE void for_each(size_t v, std::int64_t k0, const BlockRange& range,
                            const Body& body) const {
-    for (size_t j = range.first; j < range.last; j += kKeysRead) {
+    for (size_t j = range.begin[v]; j < range.end[v]; j += kKeysRead) {
       V added[kKeysRead];
       Words visible[kKeys], valid[kKeys];
       const std::int64_t key = k0 + static_cast<std::int64_t>(j);
@@ -238,7 +238,7 @@ class PanelPairs {
       }
       if (has_visible_) visible_.load_words(v, key, visible);
       if (has_valid_) valid_.load_words(v, key, valid);
-      for (size_t i = 0; i < kKeys && j + i * kKeys < range.last; ++i) {
+      for (size_t i = 0; i < kKeys && j + i * kKeys < range.end[v]; ++i) {
         V* four = added + i * kKeys;
         if (has_visible_) hide(visible[i], four);
         if (has_valid_) hide(valid[i], four);
@@ -247,9 +247,12 @@ class PanelPairs {
     }
   }
 
-  void prefetch(std::int64_t key, size_t count) const {
-    if (has_bias_) bias_.prefetch(key, static_cast<std::int64_t>(count));
-    if (has_visible_) visible_.prefetch(key, static_cast<std::int64_t>(count));
+  /// Asks for the pairs of a block that begins at k0.
+  void prefetch(std::int64_t k0, const BlockRange& range) const {
+    const std::int64_t key = k0 + static_cast<std::int64_t>(range.first);
+    const auto count = static_cast<std::int64_t>(range.last - range.first);
+    if (has_bias_) bias_.prefetch(key, count);
+    if (has_visible_) visible_.prefetch(key, count);
   }
 
  private:
@@ -268,12 +271,6 @@ class PanelPairs {
   LaneRows bias_, visible_, valid_;
 };
 
-inline void prefetch_pairs(const ScoreRule& score, const PanelMask& mask, std::int64_t k0,
-                           const BlockRange& range) {
-  PanelPairs(score, mask)
-      .prefetch(k0 + static_cast<std::int64_t>(range.first), range.last - range.first);
-}
-
 /// A score in base-2 units. The product may leave float's range (a bias of -3.4e38 is a finite
 /// number): it stops at the lowest one. -inf and NaN stay.
 HWY_INLINE V to_base2(V s) {
@@ -285,20 +282,23 @@ HWY_INLINE V to_base2(V s) {
 }
 
 /// Scores of four keys of one vector where nothing but a bias or a boolean mask is added, all of
-/// them far from the end of float's range, so that no pair needs a look of its own: false, and
-/// nothing done, if one does.
+/// them far from the ends of float's range, so that no pair needs a look of its own: false, and
+/// nothing done, if one does. Without a bias, pairs that the mask hides may be among them.
 template <bool kBias>
 HWY_INLINE bool add_to_scores(float* HWY_RESTRICT place, const V* added, V scale, V& most) {
   const F f;
-  const V low = hn::Set(f, -2e38f);  // NaN and -inf are not above it
+  // Beyond 2e38, and of NaN, the sum of 1.7 s is not finite: one instruction a score, where a
+  // comparison and its mask take two.
+  const V factor = hn::Set(f, 1.7f);
+  V probe = hn::Zero(f);
   V s[kKeys];
-  auto fine = hn::FirstN(f, kLanes);
   for (size_t m = 0; m < kKeys; ++m) {
     s[m] = hn::Load(f, place + m * kPanel);
     if constexpr (kBias) s[m] = hn::MulAdd(s[m], scale, added[m]);
-    fine = hn::And(fine, hn::Ge(s[m], low));
+    probe = hn::MulAdd(s[m], factor, probe);
   }
-  if (!hn::AllTrue(f, fine)) return false;
+  const V infinite = hn::Set(f, std::numeric_limits<float>::infinity());
+  if (!hn::AllTrue(f, hn::Lt(hn::Abs(probe), infinite))) return false;
   for (size_t m = 0; m < kKeys; ++m) {
     if constexpr (!kBias) s[m] = hn::Add(s[m], added[m]);
     hn::Store(kBias ? hn::Mul(s[m], hn::Set(f, kLog2E)) : s[m], f, place + m * kPanel);
@@ -311,13 +311,13 @@ HWY_INLINE bool add_to_scores(float* HWY_RESTRICT place, const V* added, V scale
 /// to a product but its scale (kSimple). Specialised: a mask [1, 1, 1, s_k] then costs the forward
 /// pass 7% at d 64 instead of 12% (AVX-512).
 template <bool kBias, bool kSimple>
-HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask, std::int64_t k0,
-                              const BlockRange& range, float* HWY_RESTRICT scores,
-                              float* HWY_RESTRICT top, V (&largest)[kVectors]) {
+HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask,
+                              const PanelPairs& pairs, std::int64_t k0, const BlockRange& range,
+                              float* HWY_RESTRICT scores, float* HWY_RESTRICT top,
+                              V (&largest)[kVectors]) {
   const F f;
   LaneValues lanes;
-  if (!kSimple || !range.full) lanes = LaneValues(score, mask, k0);
-  const PanelPairs pairs(score, mask);
+  if (!kSimple || !range.full()) lanes = LaneValues(score, mask, k0);
   const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
   const V lowest = hn::Set(f, std::numeric_limits<float>::lowest());
   const V scale = hn::Set(f, score.postscale);
@@ -328,7 +328,8 @@ HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask, std
     pairs.for_each(v, k0, range, [&](size_t j, const V* added) HWY_ATTR {
       float* four = scores + j * kPanel + v * kLanes;
       if constexpr (kSimple) {
-        if (range.full && add_to_scores<kBias>(four, added, scale, most)) return;
+        const bool inner = range.every_lane_sees(j, kKeys);
+        if (inner && add_to_scores<kBias>(four, added, scale, most)) return;
       }
       for (size_t m = 0; m < kKeys; ++m) {
         const V key = hn::Set(f, static_cast<float>(j + m));
@@ -341,7 +342,7 @@ HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask, std
           s = hn::MulAdd(s, scale, added[m]);
         }
         auto seen = hn::Not(hn::Eq(added[m], hidden));
-        if (!range.full) seen = hn::And(seen, lane.sees(key));
+        if (!range.full()) seen = hn::And(seen, lane.sees(key));
         hn::Store(hn::IfThenElse(seen, kNatural ? to_base2(s) : s, hidden), f, four + m * kPanel);
         // NaN and -inf count as the lowest number here: the row has seen a key.
         const V counted = hn::IfThenElse(hn::Gt(s, lowest), s, lowest);
@@ -356,16 +357,18 @@ HWY_NOINLINE void pair_scores(const ScoreRule& score, const PanelMask& mask, std
 /// `modify_scores` where bias or boolean mask take part. `top` [kPanel] is the running maximum of
 /// each lane in natural units, -inf as long as the lane has seen no key: what a row sees is decided
 /// by the masks, never by the scores.
-inline void modify_pair_scores(const ScoreRule& score, const PanelMask& mask, std::int64_t k0,
-                               const BlockRange& range, float* HWY_RESTRICT scores,
-                               float* HWY_RESTRICT top, V (&largest)[kVectors]) {
+inline void modify_pair_scores(const ScoreRule& score, const PanelMask& mask,
+                               const PanelPairs& pairs, std::int64_t k0, const BlockRange& range,
+                               float* HWY_RESTRICT scores, float* HWY_RESTRICT top,
+                               V (&largest)[kVectors]) {
   const bool simple = score.softcap == 0.0f && score.slopes == nullptr;
   if (score.bias.data != nullptr) {
-    if (simple) return pair_scores<true, true>(score, mask, k0, range, scores, top, largest);
-    return pair_scores<true, false>(score, mask, k0, range, scores, top, largest);
+    if (simple) return pair_scores<true, true>(score, mask, pairs, k0, range, scores, top, largest);
+    return pair_scores<true, false>(score, mask, pairs, k0, range, scores, top, largest);
   }
-  if (score.plain) return pair_scores<false, true>(score, mask, k0, range, scores, top, largest);
-  pair_scores<false, false>(score, mask, k0, range, scores, top, largest);
+  if (score.plain)
+    return pair_scores<false, true>(score, mask, pairs, k0, range, scores, top, largest);
+  pair_scores<false, false>(score, mask, pairs, k0, range, scores, top, largest);
 }
 
 }  // namespace HWY_NAMESPACE

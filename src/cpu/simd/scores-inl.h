@@ -35,14 +35,19 @@ struct Carver {
   }
 };
 
-/// Keys [first, last) of a block, multiples of kStep; `full`: no lane needs a mask there. Of vector
-/// v of the panel [begin[v], end[v]): all, none if it has no lanes, or what `trimmed` leaves.
+/// Keys [first, last) of a block, multiples of kStep. Of vector v of the panel [begin[v], end[v]):
+/// all of them, or what `trimmed` leaves. Keys [seen_first, seen_last) need no mask: every lane
+/// sees them.
 struct BlockRange {
-  size_t first = 0;
-  size_t last = 0;
-  bool full = true;
+  size_t first = 0, last = 0;
+  size_t seen_first = 0, seen_last = 0;
   size_t begin[kVectors] = {};
   size_t end[kVectors] = {};
+
+  bool every_lane_sees(size_t j, size_t count) const {
+    return j >= seen_first && j + count <= seen_last;
+  }
+  bool full() const { return every_lane_sees(first, last - first); }
 };
 
 /// What the lanes of a panel see. Lane l is packed row first_row + l = i * group + g; lanes past
@@ -86,12 +91,10 @@ struct PanelMask {
     if (first >= last) return range;
     range.first = static_cast<size_t>(first) / kStep * kStep;
     range.last = hwy::RoundUpTo(static_cast<size_t>(last), kStep);
-    range.full = all.begin <= k0 + static_cast<std::int64_t>(range.first) &&
-                 all.end >= k0 + static_cast<std::int64_t>(range.last);
-    for (size_t v = 0; v < kVectors; ++v) {
-      range.begin[v] = v * kLanes < count ? range.first : range.last;
-      range.end[v] = range.last;
-    }
+    range.seen_first = static_cast<size_t>(std::max(all.begin - k0, std::int64_t{0}));
+    range.seen_last = static_cast<size_t>(std::max(all.end - k0, std::int64_t{0}));
+    std::fill_n(range.begin, kVectors, range.first);
+    std::fill_n(range.end, kVectors, range.last);
     return range;
   }
 
@@ -99,13 +102,16 @@ struct PanelMask {
   /// with v, and all vectors meet. Left as it is where they would not (windows narrower than a
   /// panel).
   BlockRange trimmed(BlockRange range, std::int64_t k0) const {
-    if (range.full) return range;
     const auto within = [&](std::int64_t key) {
       return static_cast<size_t>(std::clamp(key - k0, static_cast<std::int64_t>(range.first),
                                             static_cast<std::int64_t>(range.last)));
     };
     BlockRange cut = range;
-    for (size_t v = 0; v < kVectors && v * kLanes < count; ++v) {
+    for (size_t v = 0; v < kVectors; ++v) {
+      if (v * kLanes >= count) {
+        cut.begin[v] = range.last;
+        continue;
+      }
       const auto lane = first_row + static_cast<std::int64_t>(v * kLanes);
       const auto last_lane =
           first_row + static_cast<std::int64_t>(std::min((v + 1) * kLanes, count));
@@ -192,31 +198,21 @@ HWY_INLINE V modify(const ScoreRule& score, V s, const LaneVectors& lane, V key,
   return hn::Mul(chain(score, s, lane, key, derivative), hn::Set(F(), kLog2E));
 }
 
-/// Hides scores of the product, on the way from its registers, at a mask's edges.
-struct EdgeMask {
-  LaneValues lanes;
-  size_t inner_first = 0, inner_last = ~size_t{0};  // keys of the block that every lane sees
-
-  EdgeMask() = default;
-  EdgeMask(const ScoreRule& score, const PanelMask& mask, std::int64_t k0)
-      : lanes(score, mask, k0),
-        inner_first(static_cast<size_t>(std::max(mask.all.begin - k0, std::int64_t{0}))),
-        inner_last(static_cast<size_t>(std::max(mask.all.end - k0, std::int64_t{0}))) {}
-
-  template <size_t first, size_t last>
-  HWY_INLINE void hide(size_t j, Accumulators& acc) const {
-    if (j >= inner_first && j + kStep <= inner_last) return;
-    const F f;
-    const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
-    for (size_t v = first; v < last; ++v) {
-      const LaneVectors lane(lanes, v);
-      for (size_t m = 0; m < kStep; ++m) {
-        const V key = hn::Set(f, static_cast<float>(j + m));
-        acc.c[m][v] = hn::IfThenElse(lane.sees(key), acc.c[m][v], hidden);
-      }
+/// Hides scores of a product, while they are in registers, at a mask's edges.
+template <size_t first, size_t last>
+HWY_INLINE void hide_edges(const LaneValues& lanes, const BlockRange& range, size_t j,
+                           Accumulators& acc) {
+  if (range.every_lane_sees(j, kStep)) return;
+  const F f;
+  const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
+  for (size_t v = first; v < last; ++v) {
+    const LaneVectors lane(lanes, v);
+    for (size_t m = 0; m < kStep; ++m) {
+      const V key = hn::Set(f, static_cast<float>(j + m));
+      acc.c[m][v] = hn::IfThenElse(lane.sees(key), acc.c[m][v], hidden);
     }
   }
-};
+}
 
 /// Scores of keys range of the block in place: the chain (unless plain), base-2 units, -inf where a
 /// lane does not see; and the largest per lane anew.
@@ -235,7 +231,7 @@ inline void modify_scores(const ScoreRule& score, const PanelMask& mask, std::in
       V s = hn::Load(f, place);
       V derivative;
       if (!score.plain) s = modify(score, s, lane, key, derivative);
-      if (!range.full) s = hn::IfThenElse(lane.sees(key), s, hidden);
+      if (!range.full()) s = hn::IfThenElse(lane.sees(key), s, hidden);
       hn::Store(s, f, place);
       most = hn::Max(most, s);
     }
