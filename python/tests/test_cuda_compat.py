@@ -167,7 +167,7 @@ def test_a_model_writes_behind_its_cache(llamas):
 
 
 def test_a_padded_batch_of_a_model_is_refused_with_the_reason(llamas):
-    tokens = torch.randint(1, 50, (2, 9), device="cuda")
+    tokens = torch.randint(1, 50, (2, 300), device="cuda")
     mask = torch.ones_like(tokens)
     mask[0, :4] = 0
     with pytest.raises(NotImplementedError, match="a boolean mask .*cannot be used on a GPU"):

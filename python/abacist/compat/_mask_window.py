@@ -39,6 +39,8 @@ def _look(mask: torch.Tensor) -> dict[str, typing.Any]:
 def window_of(mask: torch.Tensor, s_k: int) -> dict[str, typing.Any]:
     """The same for the first `s_k` columns of a mask ``[b, h, s_q, s_k or more]``; {} if none helps."""
     s_q = mask.shape[2]
+    if not mask.is_cpu:  # a look would wait for the device, whose kernels take no mask
+        return {}
     if s_q == 1 or s_k < SMALLEST or mask.stride(2) == 0 or torch.compiler.is_compiling():
         return {}
     if mask.is_inference():  # has no version: a change in place would go unnoticed
