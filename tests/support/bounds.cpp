@@ -122,9 +122,11 @@ void check_yardstick(const std::string& label, const Case& c, const std::vector<
                          << c.text();
 }
 
-/// Whether rows of the inputs repeat (an axis of stride 0): then errors repeat, too, and do not
-/// average.
-bool rows_repeat(const Instance& x) {
+/// Whether errors repeat from row to row, and do not average: rows of the inputs do (an axis of
+/// stride 0), or all scores are 0 to within a rounding, so that every P rounds the same way (seen:
+/// scale -0.001, bf16, a mean error of 1.1e-5 where 264 x 21 independent rows would leave 8e-6).
+bool rows_repeat(const Instance& x, double largest_score) {
+  if (largest_score < unit_roundoff(x.c.dtype)) return true;
   for (const Buffer* buffer : {&x.q, &x.k, &x.v, &x.d_o}) {
     for (std::size_t a = 0; a < static_cast<std::size_t>(buffer->spec().rank); ++a) {
       if (buffer->spec().stride[a] == 0 && buffer->spec().shape[a] > 1) return true;
@@ -226,7 +228,7 @@ void check_forward(const Instance& instance, const Results& actual, const Expect
   const Case& c = instance.c;
   const std::int64_t keys = c.varlen() ? c.options.max_lengths.s_k : c.s_k;
   const Sizes sizes{c.d_qk + keys, largest_of(expected.plain.score_size), 0.0, 0.0,
-                    rows_repeat(instance)};
+                    rows_repeat(instance, largest_of(expected.plain.score_size))};
   check_tensor("o", c, actual.o, expected.oracle.o, expected.plain.o, sizes, who);
   check_empty_rows(c, actual.o, expected.oracle.lse, "o", who);
   const std::vector<double> ref = expected.oracle.lse.values();
@@ -251,7 +253,7 @@ void check_backward(const Instance& instance, const Gradients& actual, const Exp
                             const std::vector<double>& of_plain, std::int64_t terms,
                             double factor) {
     const Sizes sizes{terms, scores, plain.ds_size * factor, plain.ds_row_size * factor,
-                      rows_repeat(instance)};
+                      rows_repeat(instance, scores)};
     check_tensor(name, c, x, reference, of_plain, sizes, who);
   };
   const Gradients& oracle = expected.oracle_gradients;
