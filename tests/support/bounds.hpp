@@ -36,7 +36,8 @@
 //
 //   mean        |mean(x - ref)| <= 2 |plain's| + 6 rms(plain) / sqrt(rows)
 //                                  + 4 u32 ((1 + S / sqrt(rows)) max|ref| + G)
-//   growth      the same of (x - ref) sign(ref); neither where rows of the inputs repeat
+//   growth      the same of (x - ref) sign(ref); neither where rows of the inputs repeat. Rows of
+//               the plain result that are equal to the last bit count once.
 //     Unbiased roundings average out over rows (the errors within one row share P and are
 //     correlated; with huge scores one near-tie, off by u32 S, outweighs the rest). A bias does
 //     not: a truncating store is off by u/2 towards zero on average and fails this first.
