@@ -78,7 +78,7 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invaria
 /// Heads times chains that keep threads of a large machine from waiting for each other's turns, and
 /// the bytes of their sums at most.
 constexpr std::int64_t kEnoughChains = 16;
-constexpr std::int64_t kChainBytes = std::int64_t{32} << 20;
+constexpr std::int64_t kChainBytes = std::int64_t{64} << 20;
 
 /// Key blocks of one chain run as a pipeline, as fast as its slowest thread: several chains where
 /// heads are few, of two blocks or more each.

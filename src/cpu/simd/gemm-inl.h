@@ -115,9 +115,8 @@ HWY_INLINE const float* renamed(const float* p) {
 /// acc[m][v] += sum over i in [0, kPanel) of a[m * kPanel + i] * b[i * stride + v * kLanes].
 ///
 /// With AVX-512, every second row's broadcasts are memory operands of its FMAs: fewer instructions
-/// for one more load per FMA, which tiles of two vectors can afford. 2 to 7% of the backward pass
-/// beside a busy hyperthread, nothing without; in `multiply`, which has more loads to wait for,
-/// nothing at all.
+/// for more loads. Beside a busy hyperthread 1% of the backward pass, alone nothing; in `multiply`
+/// 2% more, but there it costs 1 to 2% on Zen 4.
 template <size_t kCount>
 HWY_INLINE void multiply_panel(const float* HWY_RESTRICT a, const float* HWY_RESTRICT b,
                                size_t stride, V (&acc)[kStep][kCount]) {
