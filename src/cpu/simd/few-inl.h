@@ -157,7 +157,7 @@ struct FewKeys {
 #if HWY_TARGET != HWY_SCALAR
 /// The 128-bit blocks of a vector, added up.
 template <class D>
-HWY_INLINE hn::Vec<F4> sum_of_blocks(D d, hn::Vec<D> v) {
+HWY_INLINE hn::Vec<F4> sum_of_blocks([[maybe_unused]] D d, hn::Vec<D> v) {
   if constexpr (hn::MaxLanes(D()) <= 4) {
     return v;
   } else {
