@@ -76,6 +76,7 @@ class Arguments(ctypes.Structure):
         ("disabled_fast_path", ctypes.c_int),
         ("no_short_shapes", ctypes.c_int),
         ("tile_order", ctypes.c_int),
+        ("row_choice", ctypes.c_int),
     ]
 
 
@@ -90,6 +91,7 @@ class Kernel:
         self.long_shapes = int(long_shapes or 0)
         path, _, order = path.partition("@")  # library.so@2: with tile_order 2
         self.order = int(order or 0)
+        self.row_choice = 0  # 1: one head's, 2: packed heads', 3: 16 for a warp
         self.library = ctypes.CDLL(path)
         self.library.abacist_sm90_arguments_bytes.restype = ctypes.c_ulong
         if self.library.abacist_sm90_arguments_bytes() != ctypes.sizeof(Arguments):
@@ -124,6 +126,7 @@ class Kernel:
         a.score = Score(scale, 0.0, None, None)
         a.no_short_shapes = self.long_shapes
         a.workspace, a.tile_order = self.workspace.data_ptr(), self.order
+        a.row_choice = self.row_choice
         reason = ctypes.c_char_p()
         code = self.library.abacist_sm90_forward(
             ctypes.byref(a),

@@ -19,15 +19,15 @@ cuda::DeviceFacts h200() {
   return {.index = 0, .name = "NVIDIA H200", .capability = 90, .multiprocessors = 132};
 }
 
-/// A problem that the kernel takes: bf16 [2, 300, 8 / 2, 128].
+/// A problem that the kernel takes: bf16 [2, 380, 8 / 2, 128].
 Problem good() {
   Problem p;
   Operands& x = p.operands;
-  x.q = contiguous(DType::bf16, {2, 300, 8, 128}, kGpu);
+  x.q = contiguous(DType::bf16, {2, 380, 8, 128}, kGpu);
   x.k = contiguous(DType::bf16, {2, 500, 2, 128}, kGpu);
   x.v = contiguous(DType::bf16, {2, 500, 2, 128}, kGpu);
   x.o = x.q;
-  x.lse = contiguous(DType::f32, {2, 8, 300}, kGpu);
+  x.lse = contiguous(DType::f32, {2, 8, 380}, kGpu);
   return p;
 }
 
@@ -61,18 +61,18 @@ TEST(CudaPlan, TakesTheGoodProblem) {
   EXPECT_EQ(info.kernel, "cuda.forward.sm90.bf16.d128x128");
   EXPECT_GE(info.rows, 64);
   EXPECT_GE(info.keys, 16);
-  EXPECT_EQ(info.work_items, 2 * 8 * ((300 + info.rows - 1) / info.rows));
+  EXPECT_EQ(info.work_items, 2 * 8 * ((380 + info.rows - 1) / info.rows));
   EXPECT_EQ(info.grid, std::min<std::int64_t>(132, info.work_items));
   EXPECT_EQ(info.threads % 128, 0);
   EXPECT_EQ(info.splits, 1);
   EXPECT_TRUE(info.deterministic);
-  EXPECT_EQ(info.visible_pairs.value, std::int64_t{2} * 8 * 300 * 500);
+  EXPECT_EQ(info.visible_pairs.value, std::int64_t{2} * 8 * 380 * 500);
   EXPECT_EQ(info.flops.value, info.visible_pairs.value * 4 * 128);
   // Q, O and LSE once; K and V once for each query tile.
   const std::int64_t tiles = info.work_items;
   EXPECT_TRUE(info.slow_memory_bytes.exact);
   EXPECT_EQ(info.slow_memory_bytes.value,
-            std::int64_t{2} * 8 * 300 * (2 * 128 * 2 + 4) + tiles * 500 * 2 * 128 * 2);
+            std::int64_t{2} * 8 * 380 * (2 * 128 * 2 + 4) + tiles * 500 * 2 * 128 * 2);
 }
 
 TEST(CudaPlan, CausalTilesLoadWhatTheySee) {
@@ -82,13 +82,118 @@ TEST(CudaPlan, CausalTilesLoadWhatTheySee) {
   ASSERT_TRUE(draft.ok()) << to_string(draft.error());
   const PlanInfo& info = draft->info;
   std::int64_t keys = 0;
-  for (std::int64_t row = 0; row < 300; row += info.rows) {
-    const std::int64_t last = std::min<std::int64_t>(row + info.rows, 300) - 1;
-    const std::int64_t end = last + 200 + 1;  // bottom-right: shift 200
+  for (std::int64_t row = 0; row < 380; row += info.rows) {
+    const std::int64_t last = std::min<std::int64_t>(row + info.rows, 380) - 1;
+    const std::int64_t end = last + 120 + 1;  // bottom-right: shift 120
     keys += std::min<std::int64_t>((end + info.keys - 1) / info.keys * info.keys, 500);
   }
   EXPECT_EQ(info.slow_memory_bytes.value,
-            std::int64_t{2} * 8 * (300 * (2 * 128 * 2 + 4) + keys * 2 * 128 * 2));
+            std::int64_t{2} * 8 * (380 * (2 * 128 * 2 + 4) + keys * 2 * 128 * 2));
+}
+
+/// bf16 [b, s_q, h_q / h_k, 128] against s_k keys.
+Problem grouped(std::int64_t b, std::int64_t h_q, std::int64_t h_k, std::int64_t s_q,
+                std::int64_t s_k) {
+  Problem p;
+  Operands& x = p.operands;
+  x.q = x.o = contiguous(DType::bf16, {b, s_q, h_q, 128}, kGpu);
+  x.k = x.v = contiguous(DType::bf16, {b, s_k, h_k, 128}, kGpu);
+  return p;
+}
+
+bool is_packed(const PlanInfo& info) { return info.kernel.ends_with(".packed"); }
+
+TEST(CudaPlan, HeadsArePackedWhereThatTakesLessTime) {
+  const struct {
+    std::int64_t b, h_q, h_k, s_q;
+    std::int64_t tiles;  // of a sequence; 0: heads are not packed
+  } cases[] = {
+      {16, 64, 8, 1, 8},
+      {16, 64, 8, 16, 8},
+      {16, 64, 8, 17, 16},
+      {16, 64, 8, 64, 32},
+      {16, 64, 8, 100, 56},
+      {16, 64, 8, 128, 0},
+      {16, 64, 8, 129, 72},
+      {16, 64, 8, 4096, 0},
+      {16, 8, 8, 1, 0},
+      {16, 12, 4, 42, 4},
+      {16, 71, 1, 1, 2},
+      {16, 128, 1, 1, 2},
+      {16, 128, 1, 3, 4},
+      {16, 32, 1, 4, 1},
+      // All in one wave: few queries are packed to load less, 64 would keep two warpgroups busy.
+      {1, 64, 8, 1, 8},
+      {1, 64, 8, 64, 0},
+      {1, 64, 8, 100, 56}};
+  for (const auto& [b, h_q, h_k, s_q, tiles] : cases) {
+    const auto draft = plan_of(grouped(b, h_q, h_k, s_q, 1000));
+    ASSERT_TRUE(draft.ok()) << to_string(draft.error());
+    const PlanInfo& info = draft->info;
+    const std::string what = std::to_string(b) + " x " + std::to_string(h_q) + "/" +
+                             std::to_string(h_k) + " heads, s_q " + std::to_string(s_q) + ": " +
+                             info.kernel;
+    EXPECT_EQ(is_packed(info), tiles > 0) << what;
+    const std::int64_t expected = tiles > 0 ? tiles : h_q * ((s_q + 127) / 128);
+    EXPECT_EQ(info.work_items, b * expected) << what;
+    EXPECT_EQ(info.grid, std::min<std::int64_t>(132, b * expected)) << what;
+    // Q and O once, K and V once for each tile.
+    EXPECT_EQ(info.slow_memory_bytes.value,
+              b * (h_q * s_q * 2 * 128 * 2 + expected * 1000 * 2 * 128 * 2))
+        << what;
+    EXPECT_TRUE(info.slow_memory_bytes.exact);
+  }
+}
+
+TEST(CudaPlan, PackedCausalTilesLoadWhatTheySee) {
+  Problem problem = grouped(16, 12, 2, 50, 700);  // groups of 6: 10 positions a warpgroup
+  problem.options.mask.causal = true;
+  const auto draft = plan_of(problem);
+  ASSERT_TRUE(draft.ok()) << to_string(draft.error());
+  ASSERT_TRUE(is_packed(draft->info));
+  std::int64_t keys = 0;  // positions 0 .. 19, 20 .. 39, 40 .. 49, each with 650 keys before
+  for (const std::int64_t end : {670, 690, 700}) {
+    keys += std::min<std::int64_t>((end + 127) / 128 * 128, 700);
+  }
+  EXPECT_EQ(draft->info.slow_memory_bytes.value,
+            16 * (12 * 50 * 2 * 128 * 2 + 2 * keys * 2 * 128 * 2));
+}
+
+TEST(CudaPlan, ShortSequencesAreReadKeyByKey) {
+  Problem problem = grouped(1000, 6, 3, 20, 40);
+  problem.options.mask.causal = true;
+  const auto draft = plan_of(problem);
+  ASSERT_TRUE(draft.ok()) << to_string(draft.error());
+  const PlanInfo& info = draft->info;
+  EXPECT_EQ(info.kernel, "cuda.forward.sm90.bf16.d128x128.short");
+  EXPECT_EQ(info.rows, 16);
+  EXPECT_EQ(info.work_items, 1000 * 6 * 2);
+  EXPECT_EQ(info.grid * (info.threads / 32), 1000 * 6 * 2);
+  // Rows 0 .. 15 see keys up to 35, rows 16 .. 19 all 40.
+  EXPECT_TRUE(info.slow_memory_bytes.exact);
+  EXPECT_EQ(info.slow_memory_bytes.value,
+            std::int64_t{1000} * 6 * (20 * 2 * 128 * 2 + (36 + 40) * 2 * 128 * 2));
+  for (const auto& [s_q, s_k] : {std::pair{65, 64}, {64, 65}}) {
+    const auto longer = plan_of(grouped(1000, 6, 6, s_q, s_k));
+    ASSERT_TRUE(longer.ok()) << to_string(longer.error());
+    EXPECT_EQ(longer->info.kernel, "cuda.forward.sm90.bf16.d128x128");
+  }
+}
+
+TEST(CudaPlan, PackingCountsTheTilesOfAllSequences) {
+  Problem p;  // one prompt among sequences of one token
+  Operands& x = p.operands;
+  x.q = x.o = contiguous(DType::bf16, {4096 + 63, 64, 128}, kGpu);
+  x.k = x.v = contiguous(DType::bf16, {100'000, 8, 128}, kGpu);
+  x.cu_seqlens_q = x.cu_seqlens_k = contiguous(DType::i32, {65}, kGpu);
+  p.options.max_lengths = {4096, 8192};
+  const auto mixed = plan_of(p);
+  ASSERT_TRUE(mixed.ok()) << to_string(mixed.error());
+  EXPECT_TRUE(is_packed(mixed->info));
+  x.q = x.o = contiguous(DType::bf16, {64 * 4096, 64, 128}, kGpu);  // prompts alone
+  const auto prompts = plan_of(p);
+  ASSERT_TRUE(prompts.ok()) << to_string(prompts.error());
+  EXPECT_FALSE(is_packed(prompts->info));
 }
 
 TEST(CudaPlan, EveryMultipleOfEightUpTo256HasAKernel) {
@@ -194,20 +299,20 @@ TEST(CudaRefusal, Types) {
 TEST(CudaRefusal, FeaturesThatTheKernelLacks) {
   expect_refusal({"no dropout"}, [](Problem& p) { p.options.dropout.p = 0.1; });
   expect_refusal({"an additive bias cannot be used"}, [](Problem& p) {
-    p.operands.bias = contiguous(DType::f32, {1, 1, 300, 500}, kGpu);
+    p.operands.bias = contiguous(DType::f32, {1, 1, 380, 500}, kGpu);
   });
   expect_refusal({"a boolean mask (visible) cannot be used"}, [](Problem& p) {
-    p.operands.visible = contiguous(DType::u8, {1, 1, 300, 500}, kGpu);
+    p.operands.visible = contiguous(DType::u8, {1, 1, 380, 500}, kGpu);
   });
 }
 
 TEST(CudaRefusal, HeadDimensions) {
   const auto with_d = [](std::int64_t d_qk, std::int64_t d_v) {
     return [d_qk, d_v](Problem& p) {
-      p.operands.q = contiguous(DType::bf16, {2, 300, 8, d_qk}, kGpu);
+      p.operands.q = contiguous(DType::bf16, {2, 380, 8, d_qk}, kGpu);
       p.operands.k = contiguous(DType::bf16, {2, 500, 2, d_qk}, kGpu);
       p.operands.v = contiguous(DType::bf16, {2, 500, 2, d_v}, kGpu);
-      p.operands.o = contiguous(DType::bf16, {2, 300, 8, d_v}, kGpu);
+      p.operands.o = contiguous(DType::bf16, {2, 380, 8, d_v}, kGpu);
     };
   };
   expect_refusal({"d_qk is 60", "multiple of 8 up to 256"}, with_d(60, 64));
@@ -226,15 +331,15 @@ TEST(CudaRefusal, StridesThatTmaCannotWalk) {
   });
   expect_refusal({"v: strides", "axis 2 has -128", "from 0"},
                  [](Problem& p) { p.operands.v.stride[2] = -128; });
-  expect_refusal({"o: strides", "axis 0 has 307204"},
-                 [](Problem& p) { p.operands.o.stride[0] = 300 * 8 * 128 + 4; });
+  expect_refusal({"o: strides", "axis 0 has 389124"},
+                 [](Problem& p) { p.operands.o.stride[0] = 380 * 8 * 128 + 4; });
   expect_refusal({"q: strides", "axis 0 has", "2^38"},
                  [](Problem& p) { p.operands.q.stride[0] = std::int64_t{1} << 38; });
   expect_refusal({"lse: strides", "axis 2 has 2", "must be 1"}, [](Problem& p) {
-    p.operands.lse.stride = {4800, 600, 2};
+    p.operands.lse.stride = {6080, 760, 2};
   });
-  expect_refusal({"lse: strides", "axis 1 has 304", "must be 300"}, [](Problem& p) {
-    p.operands.lse.stride = {2432, 304, 1};
+  expect_refusal({"lse: strides", "axis 1 has 384", "must be 380"}, [](Problem& p) {
+    p.operands.lse.stride = {3072, 384, 1};
   });
   expect_refusal({"alibi_slopes: strides", "axis 0 has 3"}, [](Problem& p) {
     p.operands.alibi_slopes = contiguous(DType::f32, {8}, kGpu);

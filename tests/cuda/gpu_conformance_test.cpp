@@ -1,5 +1,6 @@
 // The CUDA backend against the float64 oracle, through the public API.
 #include <algorithm>
+#include <array>
 
 #include "conformance/table.hpp"
 #include "cuda/support/gpu.hpp"
@@ -216,6 +217,66 @@ TEST_F(GpuEdge, Row38_HalfPrecisionSumsDoNotOverflow) {
   Case c = small_case(DType::f16);
   c.data = {.query_key_std = 0.0, .v_mean = 60'000.0, .v_std = 0.0};
   check_on_gpu(Instance(c));
+}
+
+/// Query heads of a group share tiles where queries are few, and short sequences have a kernel of
+/// their own: every group with every length, each with another mask, score, layout and kind of
+/// lengths.
+TEST_F(GpuEdge, EveryGroupOfHeadsWithFewQueries) {
+  int n = 0;
+  for (const std::int64_t group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 64, 71}) {
+    for (const std::int64_t s_q : {1, 2, 3, 7, 16, 33, 127, 128, 129}) {
+      ++n;
+      Case c = small_case(n % 2 == 0 ? DType::bf16 : DType::f16);
+      c.h_k = group > 8 ? 1 : 2;
+      c.group = group;
+      c.s_q = s_q;
+      c.s_k = std::array{150, 40, 16, 64, 270}[static_cast<std::size_t>(n % 5)];
+      c.d_qk = c.d_v = std::array{64, 128, 40, 192, 256}[static_cast<std::size_t>(n / 2 % 5)];
+      c.options.mask.causal = n % 3 != 0;
+      c.options.mask.align = n % 4 == 1 ? Align::top_left : Align::bottom_right;
+      c.options.mask.window.left = n % 5 == 2 ? 20 : kUnbounded;
+      c.options.score.softcap = n % 7 == 3 ? 10.0 : 0.0;
+      c.alibi_rank = n % 6 == 4 ? 1 : 0;
+      c.sinks = n % 4 == 2;
+      c.layout = {.random = n % 2 == 1, .tma = true};
+      c.stream = static_cast<std::uint64_t>(n);
+      if (n % 3 == 1) {
+        c.lens_q = {1, s_q, 0, s_q};
+        c.lens_k = {c.s_k, c.s_k, 3, 0};
+      } else if (n % 3 == 2) {
+        c.key_lengths = {c.s_k, c.s_k / 3};
+      }
+      check_on_gpu(Instance(c));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// A row's bits are a function of its own query, keys and values.
+TEST_F(GpuEdge, HeadsOfAGroupNeverInfluenceEachOther) {
+  for (const std::int64_t s : {16, 700}) {
+    Case c = small_case(DType::bf16);
+    c.group = 5;
+    c.s_q = 16;
+    c.s_k = s;
+    c.d_qk = c.d_v = 128;
+    Instance x(c);
+    Results alone = gpu_results(x);
+    ASSERT_TRUE(run_on_gpu(x, alone).ok());
+    x.q.for_each([&](const auto& index, std::int64_t) {  // NaN or overflow in two of three rows
+      const std::int64_t kind = (index[1] + index[2]) % 3;
+      if (kind == 1) x.q.set(index, std::numeric_limits<double>::quiet_NaN());
+      if (kind == 2) x.q.set(index, index[3] == 0 ? 3e38 : 1.0);
+    });
+    x.q.freeze();
+    Results poisoned = gpu_results(x);
+    ASSERT_TRUE(run_on_gpu(x, poisoned).ok());
+    poisoned.o.for_each([&](const auto& index, std::int64_t) {
+      if ((index[1] + index[2]) % 3 != 0) return;
+      ASSERT_EQ(poisoned.o.at(index), alone.o.at(index)) << index[1] << " " << index[2];
+    });
+  }
 }
 
 /// Scores that rise or jump along the keys force the frozen maximum to be raised, and a tile to be

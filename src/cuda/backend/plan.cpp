@@ -29,17 +29,18 @@ const T* some(const TensorSpec& spec) {
   return spec.present() ? &kAny : nullptr;
 }
 
-/// Keys that the query tiles of all heads load: a tile walks whole key tiles, which TMA cuts at the
-/// end of the tensor.
+/// Keys that all query tiles load: a tile walks whole key tiles, which TMA cuts at the end of the
+/// tensor; the kernel for short sequences reads no key that it does not see.
 Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& choice) {
   const core::Geometry& g = resolved.geometry;
-  const std::int64_t rows = choice.rows;
-  const std::int64_t tiles = (g.s_q + rows - 1) / rows;
+  const std::int64_t heads = choice.tile_heads;
+  const std::int64_t rows = choice.positions;  // of each head
+  const std::int64_t tiles = choice.tiles_per_head;
   if (g.ragged() || tiles > kCountedTiles) {
     const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
     const std::int64_t window = rule.left + rule.right + rows + 2 * std::int64_t{choice.keys};
     // Ragged sequences: one tile more each.
-    const Count all = g.varlen ? Count{g.total_q / rows + g.b} * g.h_q : Count{choice.query_tiles};
+    const Count all = g.varlen ? Count{g.total_q / rows + g.b} * heads : Count{choice.query_tiles};
     return {(all * std::min({g.s_k, g.total_k, window})).value, false};
   }
   const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
@@ -47,11 +48,12 @@ Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& ch
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     const core::Interval seen = rule.visible_any(tile * rows, std::min((tile + 1) * rows, g.s_q));
     if (seen.empty()) continue;
-    const std::int64_t begin = seen.begin / choice.keys * choice.keys;
-    const std::int64_t end = (seen.end + choice.keys - 1) / choice.keys * choice.keys;
+    const std::int64_t step = choice.instance->is_short ? 1 : choice.keys;
+    const std::int64_t begin = seen.begin / step * step;
+    const std::int64_t end = (seen.end + step - 1) / step * step;
     keys = keys + (std::min(end, g.s_k) - begin);
   }
-  return {(keys * g.b * g.h_q).value, true};
+  return {(keys * g.b * heads).value, true};
 }
 
 void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& choice,
@@ -67,12 +69,16 @@ void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& cho
   info.standard_memory_bytes = core::standard_forward_bytes(resolved);
 }
 
-/// "cuda.forward.sm90.bf16.d192x128": the head dimensions computed with.
-std::string kernel_name(const sm90::ForwardInstance& instance) {
+/// "cuda.forward.sm90.bf16.d192x128": the head dimensions computed with. ".packed": several query
+/// heads in one tile. ".short": 16 rows a warp.
+std::string kernel_name(const sm90::ForwardChoice& choice) {
+  const sm90::ForwardInstance& instance = *choice.instance;
   std::string name = "cuda.forward.sm90.";
   name += instance.type == sm90::ForwardType::bf16 ? "bf16" : "f16";
   name += ".d" + std::to_string(instance.tile.d_qk) + "x" + std::to_string(instance.tile.d_v);
-  return instance.modified ? name + ".score" : name;
+  if (instance.is_short) return name + ".short";
+  if (instance.modified) name += ".score";
+  return choice.warpgroup.packed() ? name + ".packed" : name;
 }
 
 }  // namespace
@@ -125,7 +131,7 @@ Result<core::Draft> plan_on(const core::Resolved& resolved, const DeviceFacts& d
   choices.status_bytes = resolved.geometry.ragged() ? kStatusBytes : 0;
   core::Draft draft;
   PlanInfo& info = draft.info;
-  info.kernel = choice.instance != nullptr ? kernel_name(*choice.instance) : "cuda.forward.nothing";
+  info.kernel = choice.instance != nullptr ? kernel_name(choice) : "cuda.forward.nothing";
   info.rows = choice.rows;
   info.keys = choice.keys;
   info.work_items = choice.query_tiles;

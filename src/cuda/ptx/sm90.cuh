@@ -27,6 +27,13 @@ __device__ __forceinline__ void test_delay() {
 #endif
 }
 
+// threadIdx.x, read again: the compiler does not keep it, or what follows from it, in a register.
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // Named barriers 1..15 (0 is __syncthreads). arrive does not wait.
 template <int Threads>
 __device__ __forceinline__ void named_barrier_sync(int barrier) {

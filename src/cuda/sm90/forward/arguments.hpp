@@ -57,6 +57,9 @@ struct ForwardArguments {
   int disabled_fast_path = 0;  // tests: 1 = always the true running maximum
   int no_short_shapes = 0;     // tests: 1 = the shapes for long sequences also for short ones
   int tile_order = 0;  // tests: 0 = as the schedule decides, 2 = from a counter in the workspace
+  // Tests: what the rows of a tile are. 0 = as the problem says, 1 = one head's, 2 = with the heads
+  // of every group packed, 3 = 16 of one head (short.cuh) where d allows.
+  int row_choice = 0;
 };
 
 struct ForwardStatus {
@@ -69,12 +72,26 @@ size_t forward_workspace_bytes(const ForwardArguments& arguments);
 
 struct ForwardInstance;
 
+// The 64 rows of a warpgroup: `heads` query heads of a kv head at each of `positions` positions.
+// 1 x 64: nothing is packed.
+struct ForwardRows {
+  int heads = 1, positions = 64;
+  bool packed() const { return heads > 1; }
+  // Heads of a sequence that have query tiles of their own.
+  int64_t tile_heads(int64_t h_q, int64_t h_k) const {
+    return (h_q / h_k + heads - 1) / heads * h_k;
+  }
+};
+
 // What a launch on a GPU with so many multiprocessors would be.
 struct ForwardChoice {
   const ForwardInstance* instance = nullptr;  // null: nothing to launch
   int rows = 0, keys = 0;                     // of a tile
-  int threads = 0, blocks = 0;                // of the launch
-  int64_t query_tiles = 0;                    // of all heads; varlen: at most
+  ForwardRows warpgroup;                      // what its rows are
+  int64_t tile_heads = 0, tiles_per_head = 0;
+  int64_t positions = 0;        // of a tile
+  int threads = 0, blocks = 0;  // of the launch
+  int64_t query_tiles = 0;      // of all heads; varlen: at most
 };
 
 // Of pointers only whether they are null counts: what a plan needs, without memory or a GPU.

@@ -25,7 +25,6 @@ template <ForwardTile Tile, class Element, bool Modified>
 __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Tile>& shared) {
   constexpr int kKeys = Tile.keys;
   const int group = uniform(threadIdx.x / 128);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const uint32_t q_address =
       __cvta_generic_to_shared(shared.q[0]) + group * 64 * Tile.qk_panels() * 128;
   const tile::Descriptor q_base(q_address);
@@ -33,7 +32,6 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
   const float scale_log2 =
       Modified ? 1.0f : p.scale_log2;  // modified scores are in log2 units already
-  char* const staging = shared.o + (group * 4 + warp) * (Tile.o_bytes() / (Tile.groups * 4));
 
   float s[kKeys / 2];                        // [64, keys] over the warpgroup
   float o[Tile.d_v / 2] = {};                // [64, d_v]
@@ -107,16 +105,25 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
     ptx::named_barrier_sync<128>(8 + group);
   };
-  auto first_row = [&](const Work& w) { return w.row0 + group * 64 + warp * 16 + lane / 4; };
+  // The lane, and this thread's first row of the tile (the other is 8 below). With three groups
+  // they are read again where they are needed: kept in registers, they would spill.
+  constexpr bool kRead = Tile.groups == 3 || Tile.d_qk > 128 || (Modified && Tile.d_qk == 128);
+  const int kept_lane = threadIdx.x % 32, kept_row = threadIdx.x / 32 * 16 + kept_lane / 4;
+  auto lane = [&] { return kRead ? ptx::thread_again() % 32 : kept_lane; };
+  auto first_row = [&] {
+    return kRead ? ptx::thread_again() / 32 * 16 + ptx::thread_again() % 32 / 4 : kept_row;
+  };
+  auto staging = [&] {  // of this warp
+    return shared.o +
+           (kRead ? ptx::thread_again() : threadIdx.x) / 32 * (Tile.o_bytes() / (Tile.groups * 4));
+  };
   auto end_pending = [&] {
     const Work& w = shared.works[pending % kWorkSlots];
-    return end_rows(p, w, group, first_row(w), lane, state);
+    return end_rows<Tile>(p, w, first_row(), lane(), state);
   };
   auto store_pending = [&](int slot, const RowEnds& ends) {
-    const Work w = shared.works[slot];
-    const bool redo = store_rows<Tile, Element>(p, w, group, lane, o, ends, staging);
-    if (__any_sync(0xffffffffu, redo) && lane == 0)
-      *static_cast<volatile int*>(&shared.redo[slot]) = 1;
+    Work& w = shared.works[slot];
+    store_rows<Tile, Element>(p, w, group, lane(), o, ends, staging(), &shared.redo[slot]);
   };
   // V of the key tile before `key_tile - back`, which nobody of this warpgroup reads.
   auto pass_v = [&](int back) {
@@ -156,18 +163,17 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   if (group == Tile.groups - 1) ptx::named_barrier_arrive<256>(1);  // the first turn is group 0's
   for (int slot = 0;; slot = (slot + 1) % kWorkSlots) {
     shared.q_ring.wait_full(q_at);
-    const Work& w = shared.works[slot];
+    Work& w = shared.works[slot];
     const Work::Part& part = w.parts[group];
     const int begin = uniform(w.begin), end = uniform(part.end), mode = uniform(w.mode);
     const int frozen_begin = uniform(part.frozen_begin), frozen_end = uniform(part.frozen_end);
-    const int kept_row = first_row(w);
     key_tile = uniform(key_tile);
     if (begin >= end) {  // nothing to compute
       // Every warpgroup takes as many turns as the block visits key tiles; a flush takes one.
       const int passed = uniform(w.end) - begin;
       if (passed > 0) release_q();  // before the last key tile is waited for
       if (mode < Work::flush)
-        write_empty_rows<Tile, Element>(p, w, group, lane, staging);  // no row sees a key
+        write_empty_rows<Tile, Element>(p, w, group, lane(), staging(), &shared.redo[slot]);
       const int turns = Tile.chained() ? max(passed, 1) : passed > 0 ? passed + 1 : 0;
 #pragma unroll 1
       for (int i = 0; i < turns; ++i) step_alone(i < passed);
@@ -178,7 +184,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     if constexpr (Tile.q_steps > 0) {
 #pragma unroll
       for (int step = 0; step < Tile.q_steps; ++step) {
-        const int r = warp * 16 + lane % 16, chunk = step * 2 + lane / 16;
+        const unsigned thread = kRead ? ptx::thread_again() : threadIdx.x;
+        const int r = thread / 32 % 4 * 16 + thread % 16, chunk = step * 2 + thread % 32 / 16;
         ptx::ldmatrix_x4(q_fragments[step], q_address + q_at.stage * Tile.q_bytes() +
                                                 (chunk / 8) * 8192 + r * 128 +
                                                 ((chunk % 8) ^ (r % 8)) * 16);
@@ -187,20 +194,33 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     }
     auto modify = [&](int n) {
       if constexpr (Modified) {
-        const int diagonal = first_row(w) + (p.top_left ? 0 : w.len_k - w.len_q);
-        modify_scores(s, p, w.head, float(diagonal - n * kKeys - 2 * (lane % 4)));
+        const int shift = (p.top_left ? 0 : w.len_k - w.len_q) - n * kKeys - 2 * (lane() % 4);
+        float slope0 = 0.0f, slope1 = 0.0f;
+        if (p.alibi_slopes) {  // one after the other: few registers are left
+          slope0 = p.alibi_slopes[RowPlace<Tile.packs()>(p, w, first_row()).head];
+          asm volatile("" ::: "memory");
+          slope1 = p.alibi_slopes[RowPlace<Tile.packs()>(p, w, first_row() + 8).head];
+        }
+        modify_scores(s, p, slope0, slope1,
+                      float(row_position<Tile.packs()>(p, w, first_row()) + shift),
+                      float(row_position<Tile.packs()>(p, w, first_row() + 8) + shift));
       }
     };
     auto mask = [&](int n) {
       if (n >= part.full_begin && n < part.full_end) return;
-      const MaskRule rule(p, w);
-      // Kept or computed again: whichever does not spill.
-      const int row = (Modified || Tile.d_qk == 256) ? first_row(w) : kept_row,
-                column0 = n * kKeys + 2 * (lane % 4);
-      if (n < part.full_begin)
-        mask_before(s, rule.row_begin(row) - column0, rule.row_begin(row + 8) - column0);
-      if (n >= part.full_end)
-        mask_from(s, rule.row_end(row) - column0, rule.row_end(row + 8) - column0);
+      const int column0 = n * kKeys + 2 * (lane() % 4);
+      if (n < part.full_begin) {
+        const MaskRule rule(p, w);
+        const int row = first_row();
+        mask_before(s, rule.row_begin(row_position<Tile.packs()>(p, w, row)) - column0,
+                    rule.row_begin(row_position<Tile.packs()>(p, w, row + 8)) - column0);
+      }
+      if (n >= part.full_end) {
+        const MaskRule rule(p, w);
+        const int row = first_row();
+        mask_from(s, rule.row_end(row_position<Tile.packs()>(p, w, row)) - column0,
+                  rule.row_end(row_position<Tile.packs()>(p, w, row + 8)) - column0);
+      }
     };
     auto end_qk = [&](int n) {
       ptx::hold_registers(s);
@@ -310,7 +330,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     for (int i = 0; i < turns; ++i) step_alone(i < passed);
   }
   // Shared memory must outlive the stores that read it.
-  if (lane == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
+  if (lane() == 0) ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
 }
 
 }  // namespace abacist::cuda::sm90

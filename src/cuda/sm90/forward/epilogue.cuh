@@ -29,83 +29,113 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
   }
 }
 
-// Whether an element of the thread's two rows is not finite.
+// Whether an element of the thread's first, second row is not finite.
 template <int N>
-__device__ __forceinline__ bool any_not_finite(const float (&o)[N]) {
+__device__ __forceinline__ void find_not_finite(const float (&o)[N], bool& row0, bool& row1) {
   float zero[4] = {};
 #pragma unroll
   for (int e = 0; e < N; ++e) zero[e % 4] = fmaf(o[e], 0.0f, zero[e % 4]);
-  return !(zero[0] + zero[1] + zero[2] + zero[3] == 0.0f);
+  row0 = !(zero[0] + zero[1] == 0.0f);
+  row1 = !(zero[2] + zero[3] == 0.0f);
 }
 
-// What the epilogue needs to know of a thread's rows `row` and `row + 8` once their last softmax is
-// done.
+// Whether row r of a tile is to be written: it is one, and, in a redo, one of those that
+// overflowed. All others keep what they have: a row's bits do not depend on its neighbours.
+template <bool Packs>
+__device__ __forceinline__ bool is_written(const Work& w, const RowPlace<Packs>& place, int r) {
+  if (w.mode != Work::redo) return place.valid;
+  // Volatile: not read ahead of the question, while it may be written.
+  const volatile uint32_t& wrong = w.parts[r / 64].redo_rows[r / 16 % 4][r / 8 % 2];
+  return place.valid && (wrong >> r % 8 * 4 & 15);
+}
+
+// What the epilogue needs to know of a thread's two rows once their last softmax is done.
 struct RowEnds {
-  float factor0, factor1;  // the result is o * factor; 0 for a row that sees no key
-  bool check;              // uniform over the warp: O may have overflowed, look at it
-  bool overflowed;         // l did
+  float factor0, factor1;  // the result is o * factor; 0 if no key was seen, or if l overflowed
+  bool check;              // uniform over the warp: O or l may have overflowed, look at them
 };
 
-// Normalisation and LSE of a tile, from m and l alone: with chained tiles this runs while the last
-// P V is still in flight.
-__device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& w, int group,
-                                            int row, int lane, const RowState& state) {
+__device__ __forceinline__ float lse_of(float m, float l) {
+  return l == 0.0f ? -INFINITY : (m + __log2f(l)) * 0.6931471805599453f;
+}
+
+// LSE of rows r and r + 8 of a tile.
+template <ForwardTile Tile>
+__device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w, int r, float m0,
+                                          float l0, float m1, float l1) {
+  // Code of its own for what most tiles are, where registers allow.
+  if (Tile.chained() && p.row_heads == 1 && w.mode != Work::redo) {
+    const int i = w.position + r;
+    float* lse = p.lse + w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + i;
+    if (i < w.len_q) lse[0] = lse_of(m0, l0);
+    if (i + 8 < w.len_q) lse[8] = lse_of(m1, l1);
+    return;
+  }
+#pragma unroll 1
+  for (int second = 0; second < 2; ++second) {  // one after the other: few registers are left
+    const RowPlace<Tile.packs()> place(p, w, r + 8 * second);
+    if (is_written(w, place, r + 8 * second)) {
+      p.lse[w.batch * p.lse_stride_b + place.head * p.lse_stride_h + w.q_offset + place.position] =
+          second ? lse_of(m1, l1) : lse_of(m0, l0);
+    }
+  }
+}
+
+// Normalisation and LSE of a thread's rows r and r + 8 of a tile, from m and l alone: with chained
+// tiles this runs while the last P V is still in flight.
+template <ForwardTile Tile>
+__device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& w, int r, int lane,
+                                            const RowState& state) {
   float l0 = quad_sum(state.l0), l1 = quad_sum(state.l1), m0 = state.m0, m1 = state.m1;
   // |O| <= l max|v|, and len_k max|v| < 2^127 is the caller's part of the contract: while l <= 2
   // len_k nothing has overflowed, and looking at every element (64 instructions at d 128) is not
   // needed.
   const float safe = 2.0f * float(w.len_k);
   const bool redoable =
-      w.mode == Work::normal && w.parts[group].frozen_begin < w.parts[group].frozen_end;
+      w.mode == Work::normal && w.parts[r / 64].frozen_begin < w.parts[r / 64].frozen_end;
   RowEnds ends;
   ends.check =
       __any_sync(0xffffffffu, redoable && (state.suspect || !(l0 <= safe) || !(l1 <= safe)));
-  ends.overflowed = row < w.len_q && (!(l0 < INFINITY) || !(l1 < INFINITY));
   bool empty0 = false, empty1 = false;
   if (w.some_empty) {
     const MaskRule rule(p, w);
-    empty0 = rule.row_begin(row) >= rule.row_end(row);
-    empty1 = rule.row_begin(row + 8) >= rule.row_end(row + 8);
+    empty0 = rule.is_empty(row_position<Tile.packs()>(p, w, r));
+    empty1 = rule.is_empty(row_position<Tile.packs()>(p, w, r + 8));
     if (empty0) m0 = -INFINITY, l0 = 0.0f;
     if (empty1) m1 = -INFINITY, l1 = 0.0f;
   }
   float scaled0 = 1.0f, scaled1 = 1.0f;
   if (p.sinks) {
-    const float sink = p.sinks[w.head] * 1.4426950408889634f;
-    if (sink > -INFINITY) {
-      const float higher0 = fmaxf(m0, sink), higher1 = fmaxf(m1, sink);
-      scaled0 = ptx::exp2_approx(m0 - higher0);
-      scaled1 = ptx::exp2_approx(m1 - higher1);
-      l0 = l0 * scaled0 + ptx::exp2_approx(sink - higher0);
-      l1 = l1 * scaled1 + ptx::exp2_approx(sink - higher1);
-      m0 = higher0;
-      m1 = higher1;
-    }
+    scaled0 = add_sink(p.sinks[RowPlace<Tile.packs()>(p, w, r).head] * 1.4426950408889634f, m0, l0);
+    scaled1 =
+        add_sink(p.sinks[RowPlace<Tile.packs()>(p, w, r + 8).head] * 1.4426950408889634f, m1, l1);
   }
   ends.factor0 = empty0 ? 0.0f : __fdividef(scaled0, l0);
   ends.factor1 = empty1 ? 0.0f : __fdividef(scaled1, l1);
-  if (p.lse && lane % 4 == 0) {
-    float* lse = p.lse + w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + row;
-    if (row < w.len_q) lse[0] = l0 == 0.0f ? -INFINITY : (m0 + __log2f(l0)) * 0.6931471805599453f;
-    if (row + 8 < w.len_q)
-      lse[8] = l1 == 0.0f ? -INFINITY : (m1 + __log2f(l1)) * 0.6931471805599453f;
-  }
+  if (p.lse && lane % 4 == 0) write_lse<Tile>(p, w, r, m0, l0, m1, l1);
   return ends;
 }
 
 // Through shared memory, a warp on its own: 16 rows in swizzled panels of [16, 64] at `staging`,
 // then TMA. That is 300 instructions less than from registers, and the stores do not hold up the
 // warp. TMA clips at the end of the tensor only, so rows short of a sequence's end are copied one
-// by one.
+// by one; so are those of packed heads, which are not one box for every number of heads, and those
+// of a redo.
 template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const Work& w,
                                                   int warp_row, int lane,
                                                   const float (&o)[Tile.d_v / 2], float f0,
                                                   float f1, char* staging) {
+  // What steers the store, read before the first thing that waits. The position is that of the
+  // warp's first row, unless heads are packed.
+  const int position = w.position + warp_row, row = w.q_offset + position, head = w.head;
+  const int batch = p.cu_seqlens_q ? 0 : w.batch;
+  const bool redo = w.mode == Work::redo, inside = position < w.len_q;
+  const bool clipped = p.row_heads == 1 && !redo && (!p.cu_seqlens_q || position + 16 <= w.len_q);
   const bool elected = lane == 0;
   if (elected) {
     // The last store must have read the buffer; before a redo, it must have written its result.
-    if (w.mode == Work::redo) {
+    if (redo) {
       ::cuda::ptx::cp_async_bulk_wait_group(::cuda::ptx::n32_t<0>{});
     } else {
       ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
@@ -130,7 +160,7 @@ __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const 
 #pragma unroll 1
     for (int i = lane; i < 16 * Tile.v_panels() * 8; i += 32) {
       const int empty_row = i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
-      if (rule.row_begin(warp_row + empty_row) >= rule.row_end(warp_row + empty_row)) {
+      if (rule.is_empty(row_position<Tile.packs()>(p, w, warp_row + empty_row))) {
         *reinterpret_cast<uint4*>(staging + (chunk / 8) * 2048 + empty_row * 128 +
                                   (chunk % 8) * 16) = uint4{};
       }
@@ -140,24 +170,24 @@ __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const 
   __syncwarp();
   // No warp-wide operation under these conditions, and no else: ptxas would take the warp for
   // divergent from here on and keep ring positions and wgmma descriptors in ordinary registers.
-  const bool clipped = !p.cu_seqlens_q || warp_row + 16 <= w.len_q;
-  if (elected && clipped && warp_row < w.len_q) {
+  if (elected && clipped && inside) {
 #pragma unroll
     for (int panel = 0; panel < Tile.v_panels(); ++panel) {
-      const int32_t at[4] = {panel * 64, w.q_offset + warp_row, w.head,
-                             p.cu_seqlens_q ? 0 : w.batch};
+      const int32_t at[4] = {panel * 64, row, head, batch};
       ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared,
                                         &p.o_map, at, staging + panel * 2048);
     }
     ::cuda::ptx::cp_async_bulk_commit_group();
   }
   if (!clipped) {
-    auto* out = static_cast<Element*>(p.o) + w.head * p.o_stride_h;
+    auto* out = static_cast<Element*>(p.o) + w.batch * p.o_stride_b;
 #pragma unroll 1
     for (int i = lane; i < 16 * Tile.v_panels() * 8; i += 32) {
       const int copy_row = i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
-      if (warp_row + copy_row < w.len_q && chunk * 8 < p.d_v) {
-        *reinterpret_cast<uint4*>(out + (w.q_offset + int64_t(warp_row + copy_row)) * p.o_stride_s +
+      const RowPlace<Tile.packs()> place(p, w, warp_row + copy_row);
+      if (is_written(w, place, warp_row + copy_row) && chunk * 8 < p.d_v) {
+        *reinterpret_cast<uint4*>(out + place.head * p.o_stride_h +
+                                  (w.q_offset + int64_t(place.position)) * p.o_stride_s +
                                   chunk * 8) =
             *reinterpret_cast<const uint4*>(staging + (chunk / 8) * 2048 + copy_row * 128 +
                                             ((chunk % 8) ^ (copy_row % 8)) * 16);
@@ -169,15 +199,17 @@ __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const 
 // Straight from registers, for shapes without room for a buffer: each quad writes 64 contiguous
 // bytes.
 template <ForwardTile Tile, class Element>
-__device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const Work& w, int row,
+__device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const Work& w, int r,
                                                   int lane, const float (&o)[Tile.d_v / 2],
                                                   const RowEnds& ends) {
-  auto* out = static_cast<Element*>(p.o) + w.batch * p.o_stride_b + w.head * p.o_stride_h;
+  auto* out = static_cast<Element*>(p.o) + w.batch * p.o_stride_b;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int i = row + 8 * half;
+    const RowPlace<Tile.packs()> place(p, w, r + 8 * half);
+    const bool written = is_written(w, place, r + 8 * half);
     const float factor = half ? ends.factor1 : ends.factor0;
-    Element* line = out + (w.q_offset + int64_t(i)) * p.o_stride_s;
+    Element* line =
+        out + place.head * p.o_stride_h + (w.q_offset + int64_t(place.position)) * p.o_stride_s;
 #pragma unroll
     for (int block = 0; block < Tile.d_v / 8; block += 4) {
       uint32_t words[4];
@@ -189,40 +221,50 @@ __device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const 
       }
       transpose_quad(words, lane);
       const int column = (block + lane % 4) * 8;
-      if (i < w.len_q && column < p.d_v) {
+      if (written && column < p.d_v) {
         *reinterpret_cast<uint4*>(line + column) = uint4{words[0], words[1], words[2], words[3]};
       }
     }
   }
 }
 
-// Writes O; returns whether the tile must be redone with the true maximum. o is only read: with
-// chained tiles a wgmma is in flight, and ptxas would serialise.
+// Writes O. Rows that must be redone with the true maximum are noted in `w`, and `redo` is set. o
+// is only read: with chained tiles a wgmma is in flight, and ptxas would serialise.
 template <ForwardTile Tile, class Element>
-__device__ __forceinline__ bool store_rows(const ForwardParams& p, const Work& w, int group,
-                                           int lane, const float (&o)[Tile.d_v / 2],
-                                           const RowEnds& ends, char* staging) {
-  const int warp_row = w.row0 + group * 64 + threadIdx.x / 32 % 4 * 16, row = warp_row + lane / 4;
-  bool redo = false;
-  if (ends.check)
-    redo =
-        ends.overflowed | (row < w.len_q & any_not_finite(o));  // no branch: see store_rows_staged
+__device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int group, int lane,
+                                           const float (&o)[Tile.d_v / 2], const RowEnds& ends,
+                                           char* staging, int* redo) {
+  const int warp = threadIdx.x / 32 % 4, warp_row = group * 64 + warp * 16;
+  const int r = warp_row + lane / 4;
+  if (ends.check) {
+    bool wrong0, wrong1;
+    find_not_finite(o, wrong0, wrong1);
+    // No branch: see store_rows_staged.
+    wrong0 = RowPlace<Tile.packs()>(p, w, r).valid & (!(ends.factor0 > 0.0f) | wrong0);
+    wrong1 = RowPlace<Tile.packs()>(p, w, r + 8).valid & (!(ends.factor1 > 0.0f) | wrong1);
+    const uint32_t rows0 = __ballot_sync(0xffffffffu, wrong0);
+    const uint32_t rows1 = __ballot_sync(0xffffffffu, wrong1);
+    if ((rows0 | rows1) && lane == 0) {
+      w.parts[group].redo_rows[warp][0] = rows0;
+      w.parts[group].redo_rows[warp][1] = rows1;
+      *static_cast<volatile int*>(redo) = 1;
+    }
+  }
   if constexpr (Tile.staged_output()) {
     store_rows_staged<Tile, Element>(p, w, warp_row, lane, o, ends.factor0, ends.factor1, staging);
   } else {
-    store_rows_direct<Tile, Element>(p, w, row, lane, o, ends);
+    store_rows_direct<Tile, Element>(p, w, r, lane, o, ends);
   }
-  return redo;
 }
 
 // A query tile none of whose rows sees a key.
 template <ForwardTile Tile, class Element>
-__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, const Work& w, int group,
-                                                 int lane, char* staging) {
+__device__ __forceinline__ void write_empty_rows(const ForwardParams& p, Work& w, int group,
+                                                 int lane, char* staging, int* redo) {
   const float o[Tile.d_v / 2] = {};
-  const int row = w.row0 + group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  store_rows<Tile, Element>(p, w, group, lane, o, end_rows(p, w, group, row, lane, RowState{}),
-                            staging);
+  const int r = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
+  store_rows<Tile, Element>(p, w, group, lane, o, end_rows<Tile>(p, w, r, lane, RowState{}),
+                            staging, redo);
 }
 
 }  // namespace abacist::cuda::sm90

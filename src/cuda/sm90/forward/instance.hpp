@@ -11,6 +11,8 @@ struct ForwardInstance {
   ForwardTile tile;
   size_t shared_bytes;
   const void* kernel;
+  bool is_short =
+      false;  // short.cuh, for plain and modified scores; of `tile` only d and keys hold
 };
 
 // In the order of kForwardTiles; the first that fits serves. Defined by the generated list.

@@ -5,7 +5,8 @@
 //   softmax.cuh; instances with Modified apply softcap and ALiBi, score.cuh)
 //
 // What a block computes. Persistent: one block per SM takes query tiles of 64 * groups rows of one
-// head until none is left (schedule.cuh), walking the visible key tiles from the first key upwards.
+// head, or, with few queries, of all heads of a group (RowPlace), until none is left
+// (schedule.cuh), walking the visible key tiles from the first key upwards.
 //
 // Warp roles.
 //   warpgroup 0 .. groups-1   (consumer.cuh) 64 query rows each: S = Q K^T by wgmma, softmax,

@@ -30,17 +30,24 @@ EncodeTiled find_encode_tiled() {
   return encode;
 }
 
-// (d, s, h, b) with a box of 64 columns x rows. An axis of length 1 or 0 gets a stride TMA accepts.
+// (d, s, h, b) with a box of 64 columns x rows, or, for several heads side by side, (d, h, s, b)
+// with 64 columns x heads x rows. An axis of length 1 or 0 gets a stride TMA accepts.
 bool encode_map(CUtensorMap& map, ForwardType type, const void* base, int64_t d, int64_t s,
-                int64_t h, int64_t b, const ForwardStrides& stride, int rows) {
+                int64_t h, int64_t b, const ForwardStrides& stride, int rows, int heads = 1) {
   const auto bytes = [](int64_t extent, int64_t elements) {
     return cuuint64_t(extent > 1 ? elements * 2 : 16);
   };
-  const cuuint64_t sizes[4] = {
-      cuuint64_t(std::max<int64_t>(d, 1)), cuuint64_t(std::max<int64_t>(s, 1)),
-      cuuint64_t(std::max<int64_t>(h, 1)), cuuint64_t(std::max<int64_t>(b, 1))};
-  const cuuint64_t strides[3] = {bytes(s, stride.s), bytes(h, stride.h), bytes(b, stride.b)};
-  const cuuint32_t box[4] = {64, cuuint32_t(rows), 1, 1}, step[4] = {1, 1, 1, 1};
+  cuuint64_t sizes[4] = {cuuint64_t(std::max<int64_t>(d, 1)), cuuint64_t(std::max<int64_t>(s, 1)),
+                         cuuint64_t(std::max<int64_t>(h, 1)), cuuint64_t(std::max<int64_t>(b, 1))};
+  cuuint64_t strides[3] = {bytes(s, stride.s), bytes(h, stride.h), bytes(b, stride.b)};
+  cuuint32_t box[4] = {64, cuuint32_t(rows), 1, 1};
+  const cuuint32_t step[4] = {1, 1, 1, 1};
+  if (heads > 1) {
+    std::swap(sizes[1], sizes[2]);
+    std::swap(strides[0], strides[1]);
+    box[1] = cuuint32_t(heads);
+    box[2] = cuuint32_t(rows);
+  }
   return find_encode_tiled()(&map,
                              type == ForwardType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -66,19 +73,33 @@ ForwardStatus refuse(const char* reason) {
 // The narrowest shape that fits; of several for it, the first whose length fits, else the last.
 // (With softcap or ALiBi the long shapes of d 64, 192/128 and 256 would spill, so they are not
 // built.)
-const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes) {
+const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes,
+                                     bool packed = false) {
   const ForwardInstance* chosen = nullptr;
   for (int i = 0; i < kForwardInstanceCount; ++i) {
     const ForwardInstance& candidate = *kForwardInstances[i];
     const ForwardTile& tile = candidate.tile;
-    if (candidate.type != g.type || candidate.modified != modified || g.d_qk > tile.d_qk ||
-        g.d_v > tile.d_v)
+    if (candidate.is_short || candidate.type != g.type || candidate.modified != modified ||
+        (packed && !tile.packs()) || g.d_qk > tile.d_qk || g.d_v > tile.d_v)
       continue;
     if (chosen && (chosen->tile.d_qk != tile.d_qk || chosen->tile.d_v != tile.d_v)) break;
     chosen = &candidate;
     if (tile.longest == 0 || (short_shapes && std::max(g.s_q, g.s_k) <= tile.longest)) break;
   }
   return chosen;
+}
+
+const ForwardInstance* find_short_instance(const ForwardArguments& arguments) {
+  const ForwardGeometry& g = arguments.geometry;
+  for (int i = 0; i < kForwardInstanceCount; ++i) {
+    const ForwardInstance& candidate = *kForwardInstances[i];
+    const ForwardTile& tile = candidate.tile;
+    if (!candidate.is_short || candidate.type != g.type || std::max(g.d_qk, g.d_v) > tile.d_qk)
+      continue;
+    const bool fits = std::max(g.s_q, g.s_k) <= tile.longest;
+    return arguments.row_choice == 3 || (arguments.row_choice == 0 && fits) ? &candidate : nullptr;
+  }
+  return nullptr;
 }
 
 // The order in which query tiles are taken (TileOrder::Kind).
@@ -96,6 +117,162 @@ int count_paired_heads(int64_t heads, int64_t tiles_per_head, int64_t blocks) {
          (heads - paired) * tiles_per_head + paired / 2 * tiles_per_head % blocks < 2 * blocks)
     paired -= 2;
   return int(paired);
+}
+
+// As many query heads of a kv head as fit into 64 rows, in equal parts.
+ForwardRows packed_rows(int64_t group) {
+  const int64_t parts = (group + 63) / 64, heads = (group + parts - 1) / parts;
+  return {int(heads), int(64 / heads)};
+}
+
+// What the query tiles of a problem cost, each with the same keys.
+struct TileCost {
+  int64_t tiles;
+  int64_t time;  // of the SM with the most to do; a tile with one busy warpgroup: 4
+};
+
+// Lengths on the device: of the same sum.
+TileCost cost_of(const ForwardGeometry& g, const ForwardRows& rows, int groups,
+                 int multiprocessors) {
+  const int64_t positions = int64_t{groups} * rows.positions;
+  const auto tiles_for = [&](int64_t s) { return (s + positions - 1) / positions; };
+  int64_t tiles = g.b * tiles_for(g.s_q);
+  if (g.cu_seqlens_q) tiles = std::min(tiles, tiles_for(g.total_q) + g.b);
+  tiles *= rows.tile_heads(g.h_q, g.h_k);
+  const int64_t busy = (std::min(g.s_q, positions) + rows.positions - 1) / rows.positions;
+  return {tiles, (tiles + multiprocessors - 1) / multiprocessors * (3 + busy)};
+}
+
+// Heads are packed if that takes an eighth less time, or as long with an eighth fewer tiles and so
+// fewer bytes. Measured (H200, 64 heads on 8, 8k to 32k keys, docs/kernels/sm90-forward.md): 4
+// times faster at 1 to 16 queries, 1.5 at 64, 1.16 at 100; with every tile in one wave 0.8 at 64,
+// the second warpgroup being busy, too.
+ForwardRows choose_rows(const ForwardArguments& arguments, const ForwardTile& tile,
+                        int multiprocessors) {
+  const ForwardGeometry& g = arguments.geometry;
+  const ForwardRows plain, packed = packed_rows(g.h_q / g.h_k);
+  if (!packed.packed() || arguments.row_choice == 1) return plain;
+  if (arguments.row_choice == 2) return packed;
+  const TileCost before = cost_of(g, plain, tile.groups, multiprocessors);
+  const TileCost after = cost_of(g, packed, tile.groups, multiprocessors);
+  const bool faster = 8 * after.time <= 7 * before.time;
+  const bool lighter = after.time == before.time && 8 * after.tiles <= 7 * before.tiles;
+  return faster || lighter ? packed : plain;
+}
+
+// Sequences and rows of the tensors: a varlen batch is one long sequence.
+struct Extents {
+  int64_t q_b, q_s, k_b, k_s;
+};
+Extents extents_of(const ForwardGeometry& g) {
+  return {g.cu_seqlens_q ? 1 : g.b, g.cu_seqlens_q ? g.total_q : g.s_q, g.cu_seqlens_k ? 1 : g.b,
+          g.cu_seqlens_k ? g.total_k : g.s_k};
+}
+
+bool encode_maps(const ForwardArguments& arguments, const ForwardChoice& choice, ForwardParams& p) {
+  const ForwardGeometry& g = arguments.geometry;
+  const ForwardOperands& t = arguments.operands;
+  const auto [q_b, q_s, k_b, k_s] = extents_of(g);
+  const ForwardRows& rows = choice.warpgroup;
+  return encode_map(p.q_map, g.type, t.q, g.d_qk, q_s, g.h_q, q_b, t.q_stride, rows.positions,
+                    rows.heads) &&
+         encode_map(p.k_map, g.type, t.k, g.d_qk, k_s, g.h_k, k_b, t.k_stride, choice.keys) &&
+         encode_map(p.v_map, g.type, t.v, g.d_v, k_s, g.h_k, k_b, t.v_stride, choice.keys) &&
+         encode_map(p.o_map, g.type, t.o, g.d_v, q_s, g.h_q, q_b, t.o_stride, 16);
+}
+
+void fill_short_params(const ForwardArguments& arguments, ShortParams& p) {
+  const ForwardOperands& t = arguments.operands;
+  p.q = t.q;
+  p.k = t.k;
+  p.v = t.v;
+  p.q_stride_b = t.q_stride.b, p.q_stride_s = t.q_stride.s, p.q_stride_h = t.q_stride.h;
+  p.k_stride_b = t.k_stride.b, p.k_stride_s = t.k_stride.s, p.k_stride_h = t.k_stride.h;
+  p.v_stride_b = t.v_stride.b, p.v_stride_s = t.v_stride.s, p.v_stride_h = t.v_stride.h;
+  p.h_q = int(arguments.geometry.h_q);
+  p.d_qk = int(arguments.geometry.d_qk);
+}
+
+void fill_score(const ForwardArguments& arguments, bool may_be_zero, ForwardParams& p) {
+  const ForwardScore& score = arguments.score;
+  p.sinks = score.sinks;
+  p.alibi_slopes = score.alibi_slopes;
+  constexpr double kLog2E = 1.4426950408889634;
+  p.scale_log2 = float(double(score.scale) * kLog2E);
+  if (score.softcap != 0) {
+    p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
+    p.softcap_out = float(kLog2E * score.softcap);
+  }
+  if (p.scale_log2 == 0 && !may_be_zero)
+    p.scale_log2 = 0x1p-149f;  // 0 times a masked score of -inf would be NaN
+  p.frozen_masked = may_be_zero || p.scale_log2 > 0;
+}
+
+// All but the tensor maps.
+void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice, ForwardParams& p) {
+  const ForwardGeometry& g = arguments.geometry;
+  const ForwardOperands& t = arguments.operands;
+  const bool varlen_q = g.cu_seqlens_q;
+  p.o = t.o;
+  p.lse = t.lse;
+  p.o_stride_b = varlen_q ? 0 : t.o_stride.b;
+  p.o_stride_s = t.o_stride.s;
+  p.o_stride_h = t.o_stride.h;
+  p.lse_stride_h = extents_of(g).q_s;
+  p.lse_stride_b = varlen_q ? 0 : g.h_q * g.s_q;
+  p.cu_seqlens_q = g.cu_seqlens_q;
+  p.cu_seqlens_k = g.cu_seqlens_k;
+  p.k_lengths = g.k_lengths;
+  fill_score(arguments, choice.instance->modified || choice.instance->is_short, p);
+  p.b = int(g.b);
+  p.heads_per_kv_head = int(g.h_q / g.h_k);
+  const ForwardRows& rows = choice.warpgroup;
+  p.row_heads = rows.heads;
+  p.row_positions = rows.positions;
+  p.row_divisor = (65536 + rows.heads - 1) / rows.heads;
+  p.tile_heads = int(choice.tile_heads);
+  p.tile_heads_per_kv_head = int(choice.tile_heads / g.h_k);
+  p.q_slice_bytes = rows.heads * rows.positions * choice.instance->tile.qk_panels() * 128;
+  p.s_q = int(g.s_q);
+  p.s_k = int(g.s_k);
+  p.total_q = int(g.total_q);
+  p.total_k = int(g.total_k);
+  p.d_v = int(g.d_v);
+  const int64_t far = g.s_q + g.s_k;  // as good as unbounded
+  p.left = int(std::clamp<int64_t>(arguments.mask.left, -far, far));
+  p.right = int(std::clamp<int64_t>(arguments.mask.right, -far, far));
+  p.top_left = arguments.mask.top_left;
+  p.always_online = arguments.disabled_fast_path;
+
+  const int64_t heads = g.b * choice.tile_heads;
+  p.tiles_per_head = int(choice.tiles_per_head);
+  p.tile_count = int(choice.query_tiles);
+  // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
+  const int64_t head_bytes =
+      std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / choice.tile_heads);
+  p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
+  p.order = choose_order(arguments, choice.tiles_per_head);
+  if (p.order == 1) {
+    p.paired_heads = count_paired_heads(heads, choice.tiles_per_head, choice.blocks);
+    p.odd_pairs = int(p.paired_heads / 2 * choice.tiles_per_head % choice.blocks);
+  }
+  if (p.order == 2) p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
+}
+
+cudaError_t enqueue(const ForwardChoice& choice, ShortParams& p, cudaStream_t stream) {
+  void* kernel_arguments[] = {&p};  // the tiled kernels take the part that is ForwardParams
+  // The prologue may overlap the end of the kernel before it in the stream; reads and writes wait.
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(unsigned(choice.blocks));
+  launch.blockDim = dim3(unsigned(choice.threads));
+  launch.dynamicSmemBytes = choice.instance->shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &overlap;
+  launch.numAttrs = choice.instance->is_short ? 0 : 1;
+  return cudaLaunchKernelExC(&launch, choice.instance->kernel, kernel_arguments);
 }
 
 }  // namespace
@@ -122,18 +299,38 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
   const bool modified = score.softcap != 0 || score.alibi_slopes;
   if (!(score.softcap >= 0))
     return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
-  const ForwardInstance* instance = find_instance(g, modified, !arguments.no_short_shapes);
+  const ForwardInstance* instance = find_short_instance(arguments);
+  if (!instance) instance = find_instance(g, modified, !arguments.no_short_shapes);
   if (!instance) return refuse("no kernel for this head dimension and type");
+  if (!instance->is_short) {
+    choice.warpgroup = choose_rows(arguments, instance->tile, multiprocessors);
+    if (choice.warpgroup.packed() && !instance->tile.packs())
+      instance = find_instance(g, modified, !arguments.no_short_shapes, true);  // as many rows
+  }
   const ForwardTile& tile = instance->tile;
-  const int64_t tiles_per_head = (g.s_q + tile.rows() - 1) / tile.rows();
-  if (g.b > (int64_t(1) << 30) / g.h_q / tiles_per_head)
-    return refuse("more than 2^30 query tiles");
   choice.instance = instance;
-  choice.rows = tile.rows();
   choice.keys = tile.keys;
-  choice.threads = tile.threads();
-  choice.query_tiles = g.b * g.h_q * tiles_per_head;
-  choice.blocks = int(std::min<int64_t>(multiprocessors, choice.query_tiles));
+  if (instance->is_short) {
+    choice.rows = choice.positions = kShortRows;
+    choice.tile_heads = g.h_q;
+    choice.threads = kShortThreads;
+  } else {
+    choice.rows = tile.rows();
+    choice.positions = int64_t{tile.groups} * choice.warpgroup.positions;
+    choice.tile_heads = choice.warpgroup.tile_heads(g.h_q, g.h_k);
+    choice.threads = tile.threads();
+  }
+  constexpr int64_t kMostTiles = int64_t(1) << 30;
+  choice.tiles_per_head = (g.s_q + choice.positions - 1) / choice.positions;
+  if (g.b > kMostTiles / choice.tile_heads / choice.tiles_per_head)
+    return refuse("more than 2^30 query tiles");
+  choice.query_tiles = g.b * choice.tile_heads * choice.tiles_per_head;
+  if (instance->is_short) {
+    constexpr int kWarps = kShortThreads / 32;
+    choice.blocks = int((choice.query_tiles + kWarps - 1) / kWarps);
+  } else {
+    choice.blocks = int(std::min<int64_t>(multiprocessors, choice.query_tiles));
+  }
   return {};
 }
 
@@ -146,7 +343,6 @@ cudaError_t load_forward(const ForwardChoice& choice) {
 ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
   const ForwardGeometry& g = arguments.geometry;
   const ForwardOperands& t = arguments.operands;
-  const ForwardScore& score = arguments.score;
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
@@ -155,10 +351,7 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
   ForwardChoice choice;
   const ForwardStatus chosen = choose_forward(arguments, multiprocessors, choice);
   if (chosen.code != ForwardStatus::ok || !choice.instance) return chosen;
-  const ForwardInstance* instance = choice.instance;
-  const bool varlen_q = g.cu_seqlens_q, varlen_k = g.cu_seqlens_k;
-  const int64_t q_b = varlen_q ? 1 : g.b, q_s = varlen_q ? g.total_q : g.s_q;
-  const int64_t k_b = varlen_k ? 1 : g.b, k_s = varlen_k ? g.total_k : g.s_k;
+  const auto [q_b, q_s, k_b, k_s] = extents_of(g);
   if (!tma_strides_fit(t.q, q_s, g.h_q, q_b, t.q_stride) ||
       !tma_strides_fit(t.k, k_s, g.h_k, k_b, t.k_stride) ||
       !tma_strides_fit(t.v, k_s, g.h_k, k_b, t.v_stride) ||
@@ -166,83 +359,18 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
     return refuse(
         "pointers must be 16-byte aligned and strides non-negative multiples of 8 elements");
   }
-  const ForwardTile& tile = instance->tile;
-  if (!find_encode_tiled())
-    return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
-
-  ForwardParams p{};
-  if (!encode_map(p.q_map, g.type, t.q, g.d_qk, q_s, g.h_q, q_b, t.q_stride, 64) ||
-      !encode_map(p.k_map, g.type, t.k, g.d_qk, k_s, g.h_k, k_b, t.k_stride, tile.keys) ||
-      !encode_map(p.v_map, g.type, t.v, g.d_v, k_s, g.h_k, k_b, t.v_stride, tile.keys) ||
-      !encode_map(p.o_map, g.type, t.o, g.d_v, q_s, g.h_q, q_b, t.o_stride, 16)) {
-    return refuse("TMA does not accept these strides");
+  ShortParams p{};
+  fill_params(arguments, choice, p);
+  if (choice.instance->is_short) {
+    fill_short_params(arguments, p);
+  } else {
+    if (!find_encode_tiled())
+      return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
+    if (!encode_maps(arguments, choice, p)) return refuse("TMA does not accept these strides");
   }
-  p.o = t.o;
-  p.lse = t.lse;
-  p.o_stride_b = varlen_q ? 0 : t.o_stride.b;
-  p.o_stride_s = t.o_stride.s;
-  p.o_stride_h = t.o_stride.h;
-  p.lse_stride_h = q_s;
-  p.lse_stride_b = varlen_q ? 0 : g.h_q * g.s_q;
-  p.cu_seqlens_q = g.cu_seqlens_q;
-  p.cu_seqlens_k = g.cu_seqlens_k;
-  p.k_lengths = g.k_lengths;
-  p.sinks = score.sinks;
-  p.alibi_slopes = score.alibi_slopes;
-  constexpr double kLog2E = 1.4426950408889634;
-  p.scale_log2 = float(double(score.scale) * kLog2E);
-  if (score.softcap != 0) {
-    p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
-    p.softcap_out = float(kLog2E * score.softcap);
-  }
-  if (p.scale_log2 == 0 && !instance->modified)
-    p.scale_log2 = 0x1p-149f;  // 0 times a masked score of -inf would be NaN
-  p.frozen_masked = instance->modified || p.scale_log2 > 0;
-  p.b = int(g.b);
-  p.h_q = int(g.h_q);
-  p.heads_per_kv_head = int(g.h_q / g.h_k);
-  p.s_q = int(g.s_q);
-  p.s_k = int(g.s_k);
-  p.total_q = int(g.total_q);
-  p.total_k = int(g.total_k);
-  p.d_v = int(g.d_v);
-  const int64_t far = g.s_q + g.s_k;  // as good as unbounded
-  p.left = int(std::clamp<int64_t>(arguments.mask.left, -far, far));
-  p.right = int(std::clamp<int64_t>(arguments.mask.right, -far, far));
-  p.top_left = arguments.mask.top_left;
-  p.always_online = arguments.disabled_fast_path;
-
-  const int64_t tiles_per_head = (g.s_q + tile.rows() - 1) / tile.rows();
-  const int64_t heads = g.b * g.h_q;
-  p.tiles_per_head = int(tiles_per_head);
-  p.tile_count = int(choice.query_tiles);
-  // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
-  const int64_t head_bytes = std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / g.h_q);
-  p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
-  p.order = choose_order(arguments, tiles_per_head);
-  if (p.order == 1) {
-    p.paired_heads = count_paired_heads(heads, tiles_per_head, choice.blocks);
-    p.odd_pairs = int(p.paired_heads / 2 * tiles_per_head % choice.blocks);
-  }
-  if (p.order == 2) p.tile_counter = static_cast<uint32_t*>(arguments.workspace);
   error = load_forward(choice);
   if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
-  if (error == cudaSuccess) {
-    void* kernel_arguments[] = {&p};
-    // The prologue may overlap the end of the kernel before it in the stream; reads and writes
-    // wait.
-    cudaLaunchAttribute overlap{};
-    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    overlap.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t launch{};
-    launch.gridDim = dim3(unsigned(choice.blocks));
-    launch.blockDim = dim3(unsigned(tile.threads()));
-    launch.dynamicSmemBytes = instance->shared_bytes;
-    launch.stream = stream;
-    launch.attrs = &overlap;
-    launch.numAttrs = 1;
-    error = cudaLaunchKernelExC(&launch, instance->kernel, kernel_arguments);
-  }
+  if (error == cudaSuccess) error = enqueue(choice, p, stream);
   if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
   return {};
 }

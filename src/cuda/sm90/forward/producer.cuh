@@ -28,25 +28,30 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   tile::RingPosition<Tile.stages> k_at, v_at;
   TileOrder order(p);
 
-  int issued = 0;        // messages sent
-  bool flushed = false;  // the last message was a flush and no redo came of it
+  int issued = 0;  // messages sent
 
   // K and V are two streams of tiles. V runs one tile behind K, also across query tiles: the next
   // query tile's first K is requested before this one's last V, whose buffer becomes free later.
-  int k_row = 0, v_row = 0, kv_head = 0, kv_batch = 0, v_head = 0, v_batch = 0, tiles = 0;
+  int k_row = 0, k_slot = kWorkSlots - 1, tiles = 0;  // the next K tile's first row, its message
+  shared.works[k_slot].begin = shared.works[k_slot].end = 0;
   auto load_k = [&] {
     shared.k_ring.begin_fill(k_at, Tile.k_bytes());
-    load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, k_row, kv_head,
-                                  kv_batch, &shared.k_ring.full[k_at.stage]);
+    const Work& w = shared.works[k_slot];
+    load_panels<Tile.qk_panels()>(shared.k[k_at.stage], p.k_map, Tile.keys * 128, k_row, w.kv_head,
+                                  p.cu_seqlens_k ? 0 : w.batch, &shared.k_ring.full[k_at.stage]);
     k_at.advance();
     k_row += Tile.keys;
   };
-  auto load_v = [&] {
+  auto load_v = [&](int row, int slot) {
     shared.v_ring.begin_fill(v_at, Tile.v_bytes());
-    load_panels<Tile.v_panels()>(shared.v[v_at.stage], p.v_map, Tile.keys * 128, v_row, v_head,
-                                 v_batch, &shared.v_ring.full[v_at.stage]);
+    const Work& w = shared.works[slot];
+    load_panels<Tile.v_panels()>(shared.v[v_at.stage], p.v_map, Tile.keys * 128, row, w.kv_head,
+                                 p.cu_seqlens_k ? 0 : w.batch, &shared.v_ring.full[v_at.stage]);
     v_at.advance();
-    v_row += Tile.keys;
+  };
+  auto load_both = [&] {
+    load_k();
+    load_v(k_row - 2 * Tile.keys, k_slot);
   };
   // A message whose frozen maximum overflowed, among [from, to); its slot, or -1.
   auto take_redo = [&](int from, int to) {
@@ -63,6 +68,7 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   // spill.
   auto select = [&] {
     Work& w = shared.works[issued % kWorkSlots];
+    const bool flushed = issued > 0 && shared.works[(issued - 1) % kWorkSlots].mode == Work::flush;
     int again = take_redo(issued - kRedoDelay, issued - kRedoDelay + 1);
     if (again < 0 && flushed) {
       // Once all consumers have answered the flush, every verdict is final. Its stage of the Q ring
@@ -73,51 +79,55 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
       if (again < 0) w.mode = Work::stop;
     } else if (again < 0) {
       int all_head, index;
-      bool found = false;
-      while (!found && order.take(p, all_head, index))
-        found = describe_tile<Tile>(p, all_head, index, w);
-      if (!found) w.mode = Work::flush;
+      do {
+        if (!order.take(p, all_head, index)) {
+          w.mode = Work::flush;
+          break;
+        }
+      } while (!describe_tile<Tile>(p, all_head, index, w));
     }
     if (again >= 0) {
+      int slot = issued;  // again, so that it is not kept in a register until here
+      asm volatile("" : "+r"(slot));
       const int* from = reinterpret_cast<const int*>(&shared.works[again]);
+      int* to = reinterpret_cast<int*>(&shared.works[slot % kWorkSlots]);
 #pragma unroll 1
-      for (int i = 0; i < int(sizeof(Work) / sizeof(int)); ++i)
-        reinterpret_cast<int*>(&w)[i] = from[i];
+      for (int i = 0; i < int(sizeof(Work) / sizeof(int)); ++i) to[i] = from[i];
       w.mode = Work::redo;
       for (Work::Part& part : w.parts) part.frozen_begin = part.frozen_end = 0;
     }
-    flushed = w.mode == Work::flush;
     if (w.mode >= Work::flush) {
       w.begin = w.end = 0;
       for (Work::Part& part : w.parts) part.end = 0;
     }
   };
-  bool v_pending = false;
   // The first K of a message's tile (if it has any), then what is pending of V.
-  auto begin_loads = [&](const Work& w) {
+  auto begin_loads = [&](int slot) {
+    const Work& w = shared.works[slot];
+    const int v_row = k_row - Tile.keys, v_slot = k_slot;
     tiles = w.end - w.begin;
+    k_slot = slot;
     if (tiles > 0) {
       k_row = w.k_offset + w.begin * Tile.keys;
-      kv_head = w.head / p.heads_per_kv_head;
-      kv_batch = p.cu_seqlens_k ? 0 : w.batch;
       load_k();
     }
-    if (v_pending) load_v();
-    v_pending = tiles > 0;
-    v_row = k_row - Tile.keys;
-    v_head = kv_head;
-    v_batch = kv_batch;
+    if (shared.works[v_slot].begin < shared.works[v_slot].end) load_v(v_row, v_slot);
   };
   auto send = [&] {
     const Work& w = shared.works[issued % kWorkSlots];
     tile::wait_barrier(&shared.q_ring.empty[q_at.stage], q_at.parity ^ 1);
     shared.redo[issued % kWorkSlots] = 0;
     if (w.begin < w.end) {
-      shared.q_ring.begin_fill(q_at, Tile.q_bytes());
-      for (int group = 0; group < Tile.groups; ++group) {
+      int with_rows = 1;  // warpgroups
+      for (int group = 1; group < Tile.groups; ++group)
+        with_rows += w.position + group * p.row_positions < w.len_q;
+      shared.q_ring.begin_fill(q_at, with_rows * p.q_slice_bytes);
+#pragma unroll 1
+      for (int group = 0; group < with_rows; ++group) {
+        const int row = w.q_offset + w.position + group * p.row_positions;
         load_panels<Tile.qk_panels()>(shared.q[q_at.stage] + group * 64 * Tile.qk_panels() * 128,
-                                      p.q_map, 64 * 128, w.q_offset + w.row0 + group * 64, w.head,
-                                      p.cu_seqlens_q ? 0 : w.batch,
+                                      p.q_map, 64 * 128, p.row_heads > 1 ? w.head : row,
+                                      p.row_heads > 1 ? row : w.head, p.cu_seqlens_q ? 0 : w.batch,
                                       &shared.q_ring.full[q_at.stage]);
       }
     } else {
@@ -133,35 +143,23 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     // chosen and its Q requested a whole tile ahead, so that its latency is never seen.
     send();
     for (;;) {
-      const Work& w = shared.works[(issued - 1) % kWorkSlots];
-      if (w.mode == Work::stop) return;
-      begin_loads(w);
-      if (--tiles > 0) {
-        load_k();
-        load_v();
-      }
+      const int slot = (issued - 1) % kWorkSlots;
+      if (shared.works[slot].mode == Work::stop) return;
+      begin_loads(slot);
+      if (--tiles > 0) load_both();
       select();
       send();
-      while (--tiles > 0) {
-        load_k();
-        load_v();
-      }
+      while (--tiles > 0) load_both();
     }
   } else {
     for (;;) {  // chosen a tile ahead, too, but Q's buffer is in use until the tile ends
-      const Work& w = shared.works[issued % kWorkSlots];
-      begin_loads(w);
+      const int slot = issued % kWorkSlots;
+      begin_loads(slot);
       send();
-      if (w.mode == Work::stop) return;
-      if (--tiles > 0) {
-        load_k();
-        load_v();
-      }
+      if (shared.works[slot].mode == Work::stop) return;
+      if (--tiles > 0) load_both();
       select();
-      while (--tiles > 0) {
-        load_k();
-        load_v();
-      }
+      while (--tiles > 0) load_both();
     }
   }
 }

@@ -21,8 +21,8 @@ struct TileOrder {
   int next;  // unit of work; paired: twice the pair + 0, 1 for its tiles, then -1 - round
 
   __device__ explicit TileOrder(const ForwardParams& p) : next(blockIdx.x << (p.order == paired)) {}
-  // Combined head (batch * h_q + head) and index of the next query tile; false if there is none
-  // left.
+  // Combined head (batch * tile_heads + head) and index of the next query tile; false if there is
+  // none left.
   __device__ __forceinline__ bool take(const ForwardParams& p, int& all_head, int& index) {
     if (p.order == paired) return take_pair(p, all_head, index) || take_last(p, all_head, index);
     if (next >= p.tile_count) return false;
@@ -34,7 +34,7 @@ struct TileOrder {
     }
     const int per_section = p.heads_per_section * p.tiles_per_head;
     const int section = next / per_section, first_head = section * p.heads_per_section;
-    const int section_heads = min(p.heads_per_section, p.b * p.h_q - first_head);
+    const int section_heads = min(p.heads_per_section, p.b * p.tile_heads - first_head);
     const int position = next - section * per_section, round = position / section_heads;
     all_head = first_head + position - round * section_heads;
     index = p.tiles_per_head - 1 - round;
@@ -63,18 +63,19 @@ struct TileOrder {
       rank =
           round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x) - p.odd_pairs;
     } while (rank < 0);
-    const int heads = p.b * p.h_q - p.paired_heads, turn = rank / heads;
+    const int heads = p.b * p.tile_heads - p.paired_heads, turn = rank / heads;
     index = p.tiles_per_head - 1 - turn;
     all_head = p.paired_heads + rank - turn * heads;
     return index >= 0;
   }
 };
 
-// The share of the warpgroup whose first row is `first`.
+// The share of the warpgroup whose first position is `first`.
 template <ForwardTile Tile>
 __device__ __forceinline__ void describe_part(const ForwardParams& p, const MaskRule& rule,
                                               const Work& w, int first, Work::Part& part) {
-  const int last = min(first + 64, w.len_q) - 1;
+  int last = min(first + p.row_positions, w.len_q) - 1;
+  asm("" : "+r"(last));  // else the - 1 is worked into what follows, which costs registers: a spill
   if (first > last || w.begin >= w.end) {
     part.end = w.begin;
     part.full_begin = part.full_end = part.frozen_begin = part.frozen_end = 0;
@@ -96,41 +97,39 @@ __device__ __forceinline__ void describe_part(const ForwardParams& p, const Mask
 template <ForwardTile Tile>
 __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index,
                                               Work& w) {
-  w.batch = all_head / p.h_q;
+#pragma unroll 1
+  for (int group = 0; group < Tile.groups; ++group)
+    for (auto& warp : w.parts[group].redo_rows) warp[0] = warp[1] = p.always_online ? ~0u : 0u;
+  w.batch = all_head / p.tile_heads;
   if (w.batch >= p.b) return false;
-  w.head = all_head - w.batch * p.h_q;
-  w.row0 = index * Tile.rows();
+  const int tile_head = all_head - w.batch * p.tile_heads;
+  w.kv_head = tile_head / p.tile_heads_per_kv_head;
+  const int ahead = (tile_head - w.kv_head * p.tile_heads_per_kv_head) * p.row_heads;
+  w.head = w.kv_head * p.heads_per_kv_head + ahead;
+  w.heads = min(p.row_heads, p.heads_per_kv_head - ahead);
+  w.position = index * Tile.groups * p.row_positions;
   w.mode = p.always_online ? Work::redo : Work::normal;
-  w.len_q = p.s_q;
-  w.len_k = p.s_k;
-  w.q_offset = 0;
-  w.k_offset = 0;
-  // Device lengths are data: whatever they hold, nothing outside the tensors is touched.
-  if (p.cu_seqlens_q) {
-    w.q_offset = min(max(p.cu_seqlens_q[w.batch], 0), p.total_q);
-    w.len_q =
-        min(max(p.cu_seqlens_q[w.batch + 1] - w.q_offset, 0), min(p.s_q, p.total_q - w.q_offset));
-  }
-  if (p.cu_seqlens_k) {
-    w.k_offset = min(max(p.cu_seqlens_k[w.batch], 0), p.total_k);
-    w.len_k =
-        min(max(p.cu_seqlens_k[w.batch + 1] - w.k_offset, 0), min(p.s_k, p.total_k - w.k_offset));
-  }
-  if (p.k_lengths) w.len_k = min(max(p.k_lengths[w.batch], 0), w.len_k);
-  if (w.row0 >= w.len_q) return false;
+  const SequencePart queries(p.cu_seqlens_q, w.batch, p.s_q, p.total_q);
+  w.len_q = queries.length;
+  w.q_offset = queries.offset;
+  const SequencePart keys(p.cu_seqlens_k, w.batch, p.s_k, p.total_k);
+  w.len_k = p.k_lengths ? min(max(p.k_lengths[w.batch], 0), keys.length) : keys.length;
+  w.k_offset = keys.offset;
+  if (w.position >= w.len_q) return false;
 
   const MaskRule rule(p, w);
-  const int last_row = min(w.row0 + Tile.rows(), w.len_q) - 1;
-  const int first_key = rule.row_begin(w.row0), end_key = rule.row_end(last_row);
+  const int last = min(w.position + Tile.groups * p.row_positions, w.len_q) - 1;
+  const int first_key = rule.row_begin(w.position), end_key = rule.row_end(last);
   // Emptiness starts at one end of the tile: before the first key, or past the last one of a
   // window.
-  w.some_empty = rule.row_end(w.row0) <= rule.row_begin(w.row0) ||
-                 rule.row_end(last_row) <= rule.row_begin(last_row);
+  w.some_empty = rule.is_empty(w.position) || rule.is_empty(last);
   w.begin = first_key < end_key ? first_key / Tile.keys : 0;
   w.end = first_key < end_key ? ceil_div(end_key, Tile.keys) : 0;
 #pragma unroll 1
-  for (int group = 0; group < Tile.groups; ++group)
-    describe_part<Tile>(p, rule, w, w.row0 + group * 64, w.parts[group]);
+  for (int group = 0; group < Tile.groups; ++group) {
+    const int first = w.position + group * p.row_positions;
+    describe_part<Tile>(p, rule, w, first, w.parts[group]);
+  }
   return true;
 }
 

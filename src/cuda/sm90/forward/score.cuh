@@ -27,10 +27,10 @@ __device__ __forceinline__ float tanh_of(float t) {
   return fmaf(__fdividef(1.0f, ptx::exp2_approx(t) + 1.0f), -2.0f, 1.0f);
 }
 
-// diagonal: i + shift - j of this thread's first row and the first of its columns.
+// Per row of this thread: the slope, and i + shift - j for the first of its columns.
 template <int N>
-__device__ __forceinline__ void modify_scores(float (&s)[N], const ForwardParams& p, int head,
-                                              float diagonal) {
+__device__ __forceinline__ void modify_scores(float (&s)[N], const ForwardParams& p, float slope0,
+                                              float slope1, float diagonal0, float diagonal1) {
   if (p.softcap_out != 0.0f) {
 #pragma unroll
     for (int i = 0; i < N; ++i) s[i] = tanh_of(s[i] * p.softcap_in) * p.softcap_out;
@@ -39,14 +39,15 @@ __device__ __forceinline__ void modify_scores(float (&s)[N], const ForwardParams
     for (int i = 0; i < N; ++i) s[i] *= p.scale_log2;
   }
   if (p.alibi_slopes) {
-    const float slope = p.alibi_slopes[head] * 1.4426950408889634f;
+    slope0 *= 1.4426950408889634f;
+    slope1 *= 1.4426950408889634f;
 #pragma unroll
     for (int i = 0; i < N; i += 4) {
-      const float d = diagonal - float(i * 2);
-      s[i] = fmaf(-slope, fabsf(d), s[i]);
-      s[i + 1] = fmaf(-slope, fabsf(d - 1.0f), s[i + 1]);
-      s[i + 2] = fmaf(-slope, fabsf(d + 8.0f), s[i + 2]);
-      s[i + 3] = fmaf(-slope, fabsf(d + 7.0f), s[i + 3]);
+      const float d0 = diagonal0 - float(i * 2), d1 = diagonal1 - float(i * 2);
+      s[i] = fmaf(-slope0, fabsf(d0), s[i]);
+      s[i + 1] = fmaf(-slope0, fabsf(d0 - 1.0f), s[i + 1]);
+      s[i + 2] = fmaf(-slope1, fabsf(d1), s[i + 2]);
+      s[i + 3] = fmaf(-slope1, fabsf(d1 - 1.0f), s[i + 3]);
     }
   }
 }

@@ -47,6 +47,16 @@ __device__ __forceinline__ float quad_sum(float x) {
 template <class Element>
 inline constexpr float kRaiseThreshold = std::is_same_v<Element, __nv_bfloat16> ? 0x1p24f : 0x1p10f;
 
+// The sink joins a row: m and l with it; what the row's weights are scaled by.
+__device__ __forceinline__ float add_sink(float sink, float& m, float& l) {
+  if (!(sink > -INFINITY)) return 1.0f;
+  const float higher = fmaxf(m, sink);
+  const float scaled = ptx::exp2_approx(m - higher);
+  l = l * scaled + ptx::exp2_approx(sink - higher);
+  m = higher;
+  return scaled;
+}
+
 template <int N>
 __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 #pragma unroll
