@@ -328,6 +328,7 @@ void clear_bias_gradient(const core::BackwardCall& call, const BackwardChoices& 
   if (!x.present()) return;
   auto* turns = in_workspace<std::int64_t>(call.options, c.bias_turns_offset);
   std::fill_n(turns, c.bias.count(call.resolved.geometry).value, std::int64_t{0});
+  if (x.shape[3] == 0) return;  // no elements; data may be null
   const std::int64_t rows = x.shape[0] * x.shape[1] * x.shape[2];
   for_each_ticket(rows, call.draft.info.threads, [&](std::int64_t row, int) {
     float* to = static_cast<float*>(x.data) + row % x.shape[2] * x.stride[2] +

@@ -319,7 +319,7 @@ HWY_INLINE void backward_tile(const BackwardHead& head, const BackwardScratch& x
       const std::int64_t next = mask.first_row - head.tiles.rows;
       const std::int64_t next_end = std::max<std::int64_t>(next + std::int64_t{kPanel}, 0);
       const Operand sums = contiguous_rows(dq_sum + i * kPanel * d_qk, kPanel);
-      ahead.add(sums, 1, 0, head.d_qk, kPanel);
+      ahead.add(sums, 1, 0, head.d_qk, kPanel, true);
       ahead.add(head.q, head.group, std::max<std::int64_t>(next, 0), next_end, d_qk);
       ahead.add(head.d_o, head.group, std::max<std::int64_t>(next, 0), next_end, d_v);
       ahead.spread(2 * (range.last - range.first) / kStep);

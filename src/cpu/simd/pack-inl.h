@@ -111,14 +111,15 @@ class KeyRows {
 /// Rows that will be packed soon, asked for (to L2) a few at a time between products: a burst of
 /// requests would itself wait for memory (4% of the forward pass at d 128). A row's first line is
 /// loaded: Zen 4 drops prefetches of a page that its first-level TLB does not know, and rows of one
-/// head lie pages apart (causal forward, d 64, 16 heads of 8k: 175 -> 187 GFLOP/s).
+/// head lie pages apart (causal forward, d 64, 16 heads of 8k: 175 -> 187 GFLOP/s). Rows that
+/// another thread may be writing must not be: `written`.
 class Prefetch {
  public:
   /// Packed rows [first, last), r = i * group + g, of `depth` elements each.
   void add(const Operand& x, std::int64_t group, std::int64_t first, std::int64_t last,
-           size_t depth) {
+           size_t depth, bool written = false) {
     if (first < last && x.dim == 1 && x.pages.ids == nullptr)
-      spans_[count_++] = {&x, group, first, last, depth};
+      spans_[count_++] = {&x, group, first, last, depth, written};
   }
 
   /// The rows added so far will be spread over `steps` calls of `step`.
@@ -138,6 +139,7 @@ class Prefetch {
     const Operand* x;
     std::int64_t group, first, last;
     size_t depth;
+    bool written;
   };
 
   HWY_NOINLINE void rows() {
@@ -155,8 +157,8 @@ class Prefetch {
     const std::int64_t i = span.group == 1 ? span.first : span.first / span.group;
     const char* at = static_cast<const char*>(x.data) +
                      (i * x.row + (span.first - i * span.group) * x.head) * size;
-    static_cast<void>(*static_cast<const volatile char*>(at));
-    for (std::int64_t offset = 64; offset < bytes; offset += 64) {
+    if (!span.written) static_cast<void>(*static_cast<const volatile char*>(at));
+    for (std::int64_t offset = 0; offset < bytes; offset += 64) {
       __builtin_prefetch(at + offset, 0, 2);
     }
   }
