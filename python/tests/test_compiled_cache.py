@@ -118,3 +118,17 @@ def test_opcheck(name):
         torch.library.opcheck(torch.ops.abacist.append_to_cache, (q, *pools, *new, *rest))
     else:
         torch.library.opcheck(torch.ops.abacist.read_cache, (q, *pools, *rest))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_one_tensor_cannot_be_both_caches_that_are_appended_to(compiled):
+    q, new, cache = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 2, 8), torch.randn(1, 4, 2, 8)
+    before = cache.clone()
+
+    def step(q, cache, new):
+        return flash_attn_with_kvcache(q, cache, cache, new, new, cache_seqlens=2)
+
+    step = torch.compile(step, backend="eager") if compiled else step
+    with pytest.raises(ValueError, match="k_cache: overlaps v_cache"):
+        step(q, cache, new)
+    assert torch.equal(cache, before)
