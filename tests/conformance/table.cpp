@@ -71,11 +71,12 @@ void few_rows(Case& c, Random& random) {
 }
 
 void halve_lengths(Case& c, Random& random) {
+  if (c.h_k > 3) c.h_k /= 2;
   std::int64_t& length = random.chance(0.5) ? c.s_q : c.s_k;
   length = (length + 1) / 2;
   for (std::int64_t& len : c.key_lengths) len = std::min(len, c.s_k);
   for (auto* lens : {&c.lens_q, &c.lens_k}) {
-    for (std::int64_t& len : *lens) len -= len / 3;
+    for (std::int64_t& len : *lens) len -= len > 2 ? len / 3 : len / 2;
   }
 }
 
