@@ -306,21 +306,18 @@ def contenders(kernels, names, cell, peers):
 
 
 def measure(calls, burst_ms, rounds, clock):
-    """Name -> [(ms, MHz)] of its bursts. FlashAttention-2 gets one short burst beside cuDNN, which is
-    faster everywhere."""
+    """Name -> [(ms, MHz)] of its bursts."""
     graphs, replays = {}, {}
-    brief = ("fa2",) if "cudnn" in calls else ()
     for name, call in calls.items():
         probe = graph_of(call, 1)
         time_graph(probe, 3)
         one = time_graph(probe, 5) / 5
         launches = max(1, min(50, int(20 / one)))
         graphs[name] = (graph_of(call, launches), launches)
-        burst = min(burst_ms, 60) if name in brief else burst_ms
-        replays[name] = max(1, int(burst / (one * launches)) + 1)
+        replays[name] = max(1, int(burst_ms / (one * launches)) + 1)
     results = {name: [] for name in calls}
-    for number in range(rounds):
-        order = [name for name in calls if number == 0 or name not in brief]
+    for _ in range(rounds):
+        order = list(calls)
         random.shuffle(order)
         for name in order:
             graph, launches = graphs[name]
@@ -399,8 +396,7 @@ def write_results(path, rows, args, clock):
     head = {
         "about": f"Forward, one H200: bursts of {args.burst_ms:g} ms, {args.rounds} rounds in random "
         f"order in one run (cells with grid false: {args.other_burst_ms:g} ms, {args.other_rounds} "
-        "rounds; fa2 beside cudnn: one burst of 60 ms); "
-        "TFLOP/s, causal counts half, windows the pairs they keep; *_mhz: SM clock, "
+        "rounds); TFLOP/s, causal counts half, windows the pairs they keep; *_mhz: SM clock, "
         "*_spread: (max - min) / median of a contender against itself. best_peer: the larger of fa2 "
         "and cudnn x best_over_cudnn (h200-peers.json; 1 where that has none). difference: largest "
         "|o - o of cuDNN (else FlashAttention-2)|.",
