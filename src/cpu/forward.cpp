@@ -1,12 +1,11 @@
 // Forward pass on the CPU: planning, and the items of a run.
 //
 // An item is (key split, sequence, key/value head, tile of packed query rows); with few rows, all
-// those of several heads. Items are handed out
-// by tickets, within a head the later tiles first: under causal masks those are the longest. The
-// first quarter of a head's rows is cut into small tiles, which all heads keep for the end, so that
-// threads finish together although processors differ in speed. Keys are split only when rows alone
-// give too few items. Tiles and splits follow from the problem, never from the threads, so the bits
-// do not depend on the thread count.
+// those of several heads. Items are handed out by tickets, within a head the later tiles first:
+// under causal masks those are the longest. The first quarter of a head's rows is cut into small
+// tiles, which all heads keep for the end, so that threads finish together although processors
+// differ in speed. Keys are split only when rows alone give too few items. Tiles and splits follow
+// from the problem, never from the threads, so the bits do not depend on the thread count.
 //
 // Where the packed K and V of all heads fit kSharedBytes, the first tickets pack them once for all
 // items, which wait for their head's blocks; else each item packs what it reads. On 16 cores an
@@ -177,17 +176,17 @@ class Items {
   Items(const core::ForwardCall& call, const ForwardChoices& choices)
       : geometry_(call.resolved.geometry),
         choices_(choices),
-        lengths_(core::Lengths::of(call.tensors)),
-        head_runs_(choices.head_runs(call.resolved.geometry)) {
+        lengths_(core::Lengths::of(call.tensors)) {
+    const std::int64_t head_runs = choices.head_runs(geometry_);
     if (!geometry_.varlen) {
-      small_first_ = geometry_.b * head_runs_ * choices.row_tiles * choices.splits;
-      count_ = small_first_ + geometry_.b * head_runs_ * choices.small_tiles * choices.splits;
+      small_first_ = geometry_.b * head_runs * choices.row_tiles * choices.splits;
+      count_ = small_first_ + geometry_.b * head_runs * choices.small_tiles * choices.splits;
       return;
     }
     first_ = in_workspace<std::int64_t>(call.options, choices.index_offset);
     for (std::int64_t s = 0; s < geometry_.b; ++s) {
       first_[s] = count_;
-      count_ += row_tiles(sequence(s)) * head_runs_ * choices.splits;
+      count_ += row_tiles(sequence(s)) * head_runs * choices.splits;
     }
     first_[geometry_.b] = count_;
   }
@@ -207,7 +206,7 @@ class Items {
     }
     const bool small = ticket >= small_first_;
     const std::int64_t tiles = small ? choices_.small_tiles : choices_.row_tiles;
-    const std::int64_t per_sequence = tiles * head_runs_ * choices_.splits;
+    const std::int64_t per_sequence = tiles * choices_.head_runs(geometry_) * choices_.splits;
     if (small) ticket -= small_first_;
     const core::Sequence s = sequence(ticket / per_sequence);
     return small ? cut(s, ticket % per_sequence, 0, choices_.small_rows, tiles)
@@ -237,7 +236,6 @@ class Items {
   const core::Geometry& geometry_;
   const ForwardChoices& choices_;
   core::Lengths lengths_;
-  std::int64_t head_runs_;
   std::int64_t* first_ = nullptr;  // [b + 1]
   std::int64_t small_first_ = 0;
   std::int64_t count_ = 0;

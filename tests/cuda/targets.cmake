@@ -16,23 +16,19 @@ target_link_libraries(tests_cuda PRIVATE abacist_test_support CUDA::cudart_stati
 gtest_discover_tests(tests_cuda DISCOVERY_MODE PRE_TEST
   PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu)  # one at a time: they look at free memory
 
-# The kernel's own harness, on the library's objects: every shape, forced paths, no library above it.
-add_executable(forward_harness cuda/forward_harness.cu)
-target_compile_options(forward_harness PRIVATE ${cuda_options})
-target_link_libraries(forward_harness PRIVATE abacist_objects CUDA::cudart_static)
-add_test(NAME cuda.forward_harness COMMAND forward_harness)
-set_tests_properties(cuda.forward_harness PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu
-  SKIP_REGULAR_EXPRESSION
-  "CUDA driver version is insufficient;no CUDA-capable device")
-
+# A program of the kernel's own, on the library's objects: no library above it.
+function(add_kernel_program name)
+  add_executable(${name} cuda/${name}.cu)
+  target_compile_options(${name} PRIVATE ${cuda_options})
+  target_link_libraries(${name} PRIVATE abacist_objects CUDA::cudart_static)
+  add_test(NAME cuda.${name} COMMAND ${name})
+  set_tests_properties(cuda.${name} PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu
+    SKIP_REGULAR_EXPRESSION
+    "CUDA driver version is insufficient;no CUDA-capable device")
+endfunction()
+add_kernel_program(forward_harness)   # every shape, forced paths
 # A million tokens, more than 65,535 heads, offsets beyond 2^31: takes 60 GB of device memory.
-add_executable(forward_extremes cuda/forward_extremes.cu)
-target_compile_options(forward_extremes PRIVATE ${cuda_options})
-target_link_libraries(forward_extremes PRIVATE abacist_objects CUDA::cudart_static)
-add_test(NAME cuda.forward_extremes COMMAND forward_extremes)
-set_tests_properties(cuda.forward_extremes PROPERTIES LABELS cuda TIMEOUT 600 RESOURCE_LOCK gpu
-  SKIP_REGULAR_EXPRESSION
-  "CUDA driver version is insufficient;no CUDA-capable device")
+add_kernel_program(forward_extremes)
 
 if(ABACIST_BUILD_CLI)
   find_package(Python3 REQUIRED COMPONENTS Interpreter)

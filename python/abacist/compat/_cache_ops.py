@@ -74,6 +74,8 @@ def decode(
         raise ValueError(f"{'k' if k is None else 'v'}: is missing, k and v must be given together")
     if k is None and not (cos is None and sin is None):
         raise ValueError("k: is missing, rotary_cos, rotary_sin and k must be given together")
+    if k is not None and k_cache is v_cache:  # each is written as a copy: nobody else would notice
+        raise ValueError("k_cache: overlaps v_cache; outputs must not share memory")
     if window is not None:
         window = [-1 if bound is None else bound for bound in window]
     number = isinstance(cache_seqlens, (int, torch.SymInt))

@@ -298,8 +298,6 @@ def flash_attn_with_kvcache(
         raise NotImplementedError(
             f"num_splits: is {num_splits}; splits follow from the shapes, must be 0, or 1 for none"
         )
-    if k is not None and k_cache is v_cache:  # a compiled graph would not notice
-        raise ValueError("k_cache: overlaps v_cache; outputs must not share memory")
     rest = (cache_seqlens, cache_batch_idx, block_table, alibi_slopes, bool(num_splits),
             return_softmax_lse)  # fmt: skip
     score = {"causal": causal, "window": _window(window_size), "scale": softmax_scale, "softcap": softcap}

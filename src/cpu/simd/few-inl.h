@@ -110,8 +110,7 @@ struct FewKeys {
       lies_well = lies_well && own[i] != nullptr;
       const std::int64_t next = j + static_cast<std::int64_t>(i) + keys_ahead;
       ahead[i] = next < last && x.dim == 1 ? rows_ahead(next) : nullptr;
-      // Prefetches of a page that the first-level TLB does not know are dropped (Zen 4).
-      if (ahead[i] != nullptr) static_cast<void>(*reinterpret_cast<const volatile char*>(ahead[i]));
+      if (ahead[i] != nullptr) touch(ahead[i]);
     }
     for (size_t h = 0; h < heads; ++h) {
       const std::int64_t offset = static_cast<std::int64_t>(h) * x.head;

@@ -87,16 +87,17 @@ struct ForwardScratch {
 };
 
 /// Scores of keys [j0, j1) of the block against vectors [first, last) of one panel into s, with the
-/// largest per lane; hidden at a mask's edges if there are `lanes`.
+/// largest per lane; hidden at a mask's edges if there are `edges`.
 template <size_t first, size_t last>
 HWY_INLINE void score_steps(const ForwardScratch& x, const float* k, const float* q, size_t d_qk,
-                            size_t j0, size_t j1, const BlockRange& range, const LaneValues* lanes,
-                            Prefetch& ahead, V (&largest)[kVectors]) {
+                            size_t j0, size_t j1, const BlockRange& range,
+                            const std::optional<LaneValues>& edges, Prefetch& ahead,
+                            V (&largest)[kVectors]) {
   for (size_t j = j0; j < j1; j += kStep) {
     ahead.step();
     Accumulators acc;
     multiply_columns<first, last>(k, x.keys, j, q, d_qk, acc);
-    if (lanes != nullptr) hide_edges<first, last>(*lanes, range, j, acc);
+    if (edges) hide_edges<first, last>(*edges, range, j, acc);
     store<first, last>(acc, x.s + j * kPanel);
     for (size_t m = 0; m < kStep; ++m) {
       for (size_t v = first; v < last; ++v) largest[v] = hn::Max(largest[v], acc.c[m][v]);
@@ -108,16 +109,17 @@ HWY_INLINE void score_steps(const ForwardScratch& x, const float* k, const float
 /// that only others see: a window of 512 keys ran at 0.83 of the plain rate without, a panel's 48
 /// rows walking 568 keys.
 HWY_NOINLINE void score_products(const ForwardScratch& x, const float* k, const float* q,
-                                 size_t d_qk, const BlockRange& r, const LaneValues* lanes,
-                                 Prefetch& ahead, V (&largest)[kVectors]) {
+                                 size_t d_qk, const BlockRange& r,
+                                 const std::optional<LaneValues>& edges, Prefetch& ahead,
+                                 V (&largest)[kVectors]) {
   static_assert(kVectors == 3);
   const F f;
   for (V& value : largest) value = hn::Set(f, -std::numeric_limits<float>::infinity());
-  score_steps<0, 1>(x, k, q, d_qk, r.begin[0], r.begin[1], r, lanes, ahead, largest);
-  score_steps<0, 2>(x, k, q, d_qk, r.begin[1], r.begin[2], r, lanes, ahead, largest);
-  score_steps<0, 3>(x, k, q, d_qk, r.begin[2], r.end[0], r, lanes, ahead, largest);
-  score_steps<1, 3>(x, k, q, d_qk, r.end[0], r.end[1], r, lanes, ahead, largest);
-  score_steps<2, 3>(x, k, q, d_qk, r.end[1], r.end[2], r, lanes, ahead, largest);
+  score_steps<0, 1>(x, k, q, d_qk, r.begin[0], r.begin[1], r, edges, ahead, largest);
+  score_steps<0, 2>(x, k, q, d_qk, r.begin[1], r.begin[2], r, edges, ahead, largest);
+  score_steps<0, 3>(x, k, q, d_qk, r.begin[2], r.end[0], r, edges, ahead, largest);
+  score_steps<1, 3>(x, k, q, d_qk, r.end[0], r.end[1], r, edges, ahead, largest);
+  score_steps<2, 3>(x, k, q, d_qk, r.end[1], r.end[2], r, edges, ahead, largest);
 }
 
 /// Scores to probabilities in place; maximum and sum move on; `correction` is the factor for O.
@@ -253,14 +255,14 @@ HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, c
   V correction[kVectors];
   std::optional<PanelPairs> pairs;
   if (task.score.has_pairs()) pairs.emplace(task.score, mask).prefetch(k0, range);
-  LaneValues lanes;
-  const bool edges = !range.full() && task.score.plain && !task.score.has_pairs();
-  if (!range.full()) range = mask.trimmed(range, k0);
-  if (edges) lanes = LaneValues(task.score, mask, k0);
+  std::optional<LaneValues> edges;
+  if (!range.full()) {
+    range = mask.trimmed(range, k0);
+    if (task.score.plain && !pairs) edges.emplace(task.score, mask, k0);
+  }
   ahead.spread((range.last - range.first + d_v) / kStep);
-  score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range, edges ? &lanes : nullptr,
-                 ahead, largest);
-  if (edges) range.seen_first = range.first, range.seen_last = range.last;
+  score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range, edges, ahead, largest);
+  if (edges) range.seen_first = range.first, range.seen_last = range.last;  // all hidden by now
   make_probabilities(task, x, panel, mask, pairs, k0, range, largest, correction);
   accumulate_output(x, block + x.keys * hwy::RoundUpTo(d_qk, kChunk),
                     x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel, d_v, range, fresh,

@@ -101,7 +101,7 @@ struct PanelMask {
   /// A range of `in_block` without the keys that no lane of a vector sees: begin and end ascend
   /// with v, and all vectors meet. Left as it is where they would not (windows narrower than a
   /// panel).
-  BlockRange trimmed(BlockRange range, std::int64_t k0) const {
+  BlockRange trimmed(const BlockRange& range, std::int64_t k0) const {
     const auto within = [&](std::int64_t key) {
       return static_cast<size_t>(std::clamp(key - k0, static_cast<std::int64_t>(range.first),
                                             static_cast<std::int64_t>(range.last)));
