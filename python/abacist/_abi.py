@@ -13,6 +13,7 @@ import numbers
 import os
 import pathlib
 import struct
+import typing
 from collections.abc import Iterator, Sequence
 
 # Order and layout are those of the header; a test compares them with tests/package/abi.txt.
@@ -142,6 +143,8 @@ def error(status: int) -> Exception:
     """The exception for a status that is not ABACIST_OK; call it in the thread of the failed call."""
     argument = library.abacist_last_error_argument().decode()
     message = library.abacist_last_error_message().decode()
+    if argument.startswith("cu_seqlens"):
+        message = message.replace("max_lengths", "max_s" + argument[-2:])
     argument = ARGUMENTS.get(argument, argument)
     text = f"{argument}: {message}" if argument else message
     kinds = {1: ValueError, 2: NotImplementedError, 3: MemoryError}
@@ -163,38 +166,53 @@ def extras(named: dict[str, bytes]) -> bytes:
     return b"".join([named.get(name, ABSENT) for name in EXTRAS])
 
 
+def shown(value: object) -> str:
+    """What a value is, for an error: itself if that is short."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of too many digits is enough
+        text = "\n"
+    return text if len(text) <= 80 and "\n" not in text else f"a {type(value).__name__}"
+
+
 # Arguments are cached by value (_attention.py), so what may change its value is none of them: an array
 # or a tensor of one element is refused here.
 def flag(name: str, value: object) -> bool:
     if isinstance(value, numbers.Integral) or type(value).__name__ in ("bool", "bool_"):
         if value in (True, False):
             return bool(value)
-    raise TypeError(f"{name}: is {value!r}, must be True or False")
+    raise TypeError(f"{name}: is {shown(value)}, must be True or False")
 
 
-def integer(name: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: is {value!r}, must be an integer")
-    number: int = value.__index__()
+def integer(name: str, value: typing.Any, most: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number: int = value.__index__()
+    except (AttributeError, TypeError, RuntimeError):  # of meta tensors, too
+        raise TypeError(f"{name}: is {shown(value)}, must be an integer") from None
     if not 0 <= number <= most:
-        raise ValueError(f"{name}: is {number}, must be in [0, {most}]")
+        raise ValueError(f"{name}: is {shown(number)}, must be in [0, {most}]")
     return number
 
 
-def _real(name: str, value: object) -> float:
+def real(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}: is {value!r}, must be a number")
-    return float(value)
+        raise TypeError(f"{name}: is {shown(value)}, must be a number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: is {shown(value)}, must be a number that float64 holds") from None
 
 
 def _bound(side: str, value: object) -> int:
     if value is None:
         return UNBOUNDED
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"window: {side} is {value!r}, must be an integer or None (unbounded)")
+        raise TypeError(f"window: {side} is {shown(value)}, must be an integer or None (unbounded)")
     number = int(value)
     if not 0 <= number <= UNBOUNDED:
-        raise ValueError(f"window: {side} is {number}, must be at least 0, or None for unbounded")
+        raise ValueError(f"window: {side} is {shown(number)}, must be at least 0, or None for unbounded")
     return number
 
 
@@ -210,12 +228,12 @@ def options(
     seed: int,
 ) -> bytes:
     """abacist_options, from arguments of attention(); the three int are checked already."""
-    if align not in ("bottom-right", "top-left"):
-        raise ValueError(f'align: is {align!r}, must be "bottom-right" or "top-left"')
+    if not isinstance(align, str) or align not in ("bottom-right", "top-left"):
+        raise ValueError(f'align: is {shown(align)}, must be "bottom-right" or "top-left"')
     left = right = 0
     if window is not None:
         if not isinstance(window, tuple):
-            raise TypeError(f"window: is {window!r}, must be (left, right) or None")
+            raise TypeError(f"window: is {shown(window)}, must be (left, right) or None")
         if len(window) != 2:
             raise ValueError(f"window: has {len(window)} entries, must be (left, right)")
         left, right = _bound("left", window[0]), _bound("right", window[1])
@@ -227,11 +245,11 @@ def options(
         scale is not None,
         left,
         right,
-        0.0 if scale is None else _real("scale", scale),
-        _real("softcap", softcap),
+        0.0 if scale is None else real("scale", scale),
+        real("softcap", softcap),
         max_s_q,
         max_s_k,
-        _real("dropout_p", dropout_p),
+        real("dropout_p", dropout_p),
         seed - 2**64 if seed >= 2**63 else seed,
     )
 
@@ -249,5 +267,5 @@ def plan_options(backend: str | None) -> bytes:
         return PLAN_BYTES[backend]
     except (KeyError, TypeError):
         raise ValueError(
-            f'backend: is {backend!r}, must be None, "cpu", "reference" or "cuda"'
+            f'backend: is {shown(backend)}, must be None, "cpu", "reference" or "cuda"'
         ) from None

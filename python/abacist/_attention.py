@@ -12,6 +12,7 @@ from . import _abi, _problem
 
 Window = tuple[typing.Optional[int], typing.Optional[int]]
 _arrays: dict[type, typing.Any] = {}
+BOUNDS = frozenset((int, type(None)))
 
 
 def _arrays_of(q: typing.Any) -> typing.Any:
@@ -36,6 +37,21 @@ def _arrays_of(q: typing.Any) -> typing.Any:
     return module
 
 
+def is_watched(torch: typing.Any, *tensors: typing.Any) -> bool:
+    """Whether a call has to be an operator of torch: somebody records what runs (torch.compile, export,
+    jit.trace, make_fx, FakeTensorMode and other dispatch modes), or a tensor has its own dispatch. Also
+    for other arrays if torch.compile is at work, which takes numpy's for tensors."""
+    if not isinstance(tensors[0], torch.Tensor):
+        return bool(torch.compiler.is_dynamo_compiling())
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
+        return True
+    for x in tensors:
+        if type(x) is not torch.Tensor and isinstance(x, torch.Tensor):
+            if torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
+                return True
+    return False
+
+
 @functools.lru_cache(maxsize=256, typed=True)
 def _settings(
     causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed, layout, backend,
@@ -43,8 +59,8 @@ def _settings(
 ) -> _problem.Call:  # fmt: skip
     """A call without arrays, from arguments of attention(), checked."""
     _abi.flag("deterministic", deterministic)
-    if layout not in ("bshd", "bhsd"):
-        raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
+    if not isinstance(layout, str) or layout not in ("bshd", "bhsd"):
+        raise ValueError(f'layout: is {_abi.shown(layout)}, must be "bshd" or "bhsd"')
     options = _abi.options(
         causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed
     )
@@ -64,6 +80,8 @@ def _call(
     ) and _problem.check_seqlens(cu_seqlens_q, cu_seqlens_k, max_s_q, max_s_k)  # fmt: skip
     if type(window) is list:
         window = tuple(window)
+    if type(dropout_p) is not float:
+        dropout_p = _abi.real("dropout_p", dropout_p)
     if seed is not None:
         seed = _abi.integer("seed", seed, 2**64 - 1)
     else:
@@ -73,15 +91,20 @@ def _call(
         max_s_k = _abi.integer("max_s_k", max_s_k, _abi.UNBOUNDED)
     else:
         max_s_q = max_s_k = 0
-    try:
-        call = _settings(
-            causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed, layout,
-            backend, deterministic, varlen,
-        )  # fmt: skip
-    except TypeError as reason:
-        if "unhashable" not in str(reason):
-            raise
-        raise TypeError(f"an option is no plain number, text or tuple ({reason})") from None
+    given = (
+        causal, window, scale, softcap, align, max_s_q, max_s_k, dropout_p, seed, layout, backend,
+        deterministic, varlen,
+    )  # fmt: skip
+    # (1.0, None) is no window, but equal to one that may be in the cache.
+    if window is None or (type(window) is tuple and BOUNDS.issuperset(map(type, window))):
+        try:
+            call = _settings(*given)
+        except TypeError as reason:
+            if "unhashable" not in str(reason):
+                raise
+            call = _settings.__wrapped__(*given)  # says which argument that is
+    else:
+        call = _settings.__wrapped__(*given)
     if not varlen and (
         alibi_slopes is None and bias is None and mask is None and sinks is None and key_lengths is None
     ):
@@ -209,12 +232,15 @@ def attention(
     >>> abacist.attention(q, k, v, causal=True).shape
     (1, 4, 2, 8)
     """
+    if return_lse is not True and return_lse is not False:
+        return_lse = _abi.flag("return_lse", return_lse)
     torch = sys.modules.get("torch")
-    if torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+    if torch is not None and is_watched(torch, q, k, v):
         # An operator goes into the graph. Before _arrays is looked at, whose state would be a guard.
         from . import _torch
 
-        return _torch.compiled(
+        watched = _torch.compiled if isinstance(q, torch.Tensor) else _torch.uncompiled
+        return watched(
             q, k, v, return_lse, layout, causal=causal, window=window, scale=scale,
             softcap=softcap, alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks,
             dropout_p=dropout_p, seed=seed, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
@@ -328,6 +354,7 @@ def plan(
     >>> abacist.plan(q, k, v, causal=True).visible_pairs
     67125248
     """
+    return_lse, backward = _abi.flag("return_lse", return_lse), _abi.flag("backward", backward)
     arrays = _arrays_of(q)
     call = _call(
         arrays, causal, window, scale, softcap, alibi_slopes, bias, mask, sinks, dropout_p,

@@ -51,7 +51,8 @@ def check_types(q: typing.Any, k: typing.Any, v: typing.Any, call: Call, f32: ob
         raise TypeError(f"{name}: has type {x.dtype}, must be {kind} as q is")
     bias = call.extras.get("bias")
     if bias is not None and bias.dtype != kind and bias.dtype != f32:
-        raise TypeError(f"bias: has type {bias.dtype}, must be {f32} or {kind} as q is")
+        wanted = f"{kind}" if kind == f32 else f"{f32} or {kind}"
+        raise TypeError(f"bias: has type {bias.dtype}, must be {wanted} as q is")
 
 
 def check_seqlens(

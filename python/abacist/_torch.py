@@ -29,10 +29,23 @@ PACK, HOST, STRIDED, CONTIGUOUS = _abi.PACK, _abi.HOST, torch.strided, torch.con
 CPU = torch.device("cpu")
 
 
-def _no_memory(name: str) -> NotImplementedError:
+def _no_memory(name: str, x: torch.Tensor) -> Exception:
+    if x.is_nested:
+        return TypeError(f"{name}: is a nested tensor, must be a plain one (cu_seqlens packs sequences)")
     return NotImplementedError(
         f"{name}: has no memory of its own (vmap and other transforms are not supported)"
     )
+
+
+def place_of(name: str, x: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Address, shape and strides."""
+    try:
+        address, shape, stride = x.data_ptr(), x.shape, x.stride()
+    except RuntimeError as reason:
+        raise _no_memory(name, x) from reason
+    if not address and x.numel() and not x.is_meta:  # of a transform, or a tensor around another
+        raise _no_memory(name, x)
+    return address, shape, stride
 
 
 def _check(name: str, x: typing.Any, types: dict, device: torch.device | None = None) -> int:
@@ -76,15 +89,12 @@ def _operand(
     code, place = FLOATS.get(x.dtype), HOST
     if device is not None or code is None or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
         code, place = _check(name, x, FLOATS, device), _place(device)
-    shape, stride = x.shape, x.stride()
+    address, shape, stride = place_of(name, x)
     if len(shape) != rank:
         _problem.check_rank(name, shape, rank, heads_first)
     if heads_first:
         shape, stride = _problem.swap(shape), _problem.swap(stride)
-    try:
-        return PACK[rank](x.data_ptr(), code, rank, *place, *shape, *stride)
-    except RuntimeError as reason:
-        raise _no_memory(name) from reason
+    return PACK[rank](address, code, rank, *place, *shape, *stride)
 
 
 def _new_output(q: torch.Tensor, v: torch.Tensor, call: _problem.Call) -> torch.Tensor:
@@ -111,13 +121,10 @@ def _extras(
     for name, x in extras.items():
         shown = _abi.ARGUMENTS.get(name, name)
         code = _check(shown, x, TYPES[name], device)
-        shape, stride = x.shape, x.stride()
+        address, shape, stride = place_of(shown, x)
         if name in ("bias", "visible"):
             shape, stride = _problem.padded(shown, shape, stride)
-        try:
-            packed[name] = _abi.tensor(x.data_ptr(), code, shape, stride, place)
-        except RuntimeError as reason:
-            raise _no_memory(shown) from reason
+        packed[name] = _abi.tensor(address, code, shape, stride, place)
     for name, x in gradients.items():
         shape, stride = x.shape, x.stride()
         if name == "d_bias":
@@ -253,11 +260,28 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, d_o, d_lse):
-        # With create_graph: gradients of gradients are refused when somebody asks for them.
-        return (_once if torch.is_grad_enabled() else _gradients)(ctx, d_o, d_lse)
+        if not torch.is_grad_enabled():
+            return _gradients(ctx, d_o, d_lse)
+        with torch.no_grad():  # create_graph
+            found = _gradients(ctx, d_o, d_lse)
+        present = [x for x in found if x is not None]
+        # Functions of the inputs, not of d_o alone (as once_differentiable has it): else they would be
+        # constants to whoever differentiates again, who would get a wrong result for an error.
+        inputs = [x for x in (*ctx.saved_tensors, d_o, d_lse) if x is not None]
+        kept = iter(_Once.apply(len(present), *present, *inputs) if present else ())
+        return tuple(None if x is None else next(kept) for x in found)
 
 
-_once = torch.autograd.function.once_differentiable(_gradients)
+class _Once(torch.autograd.Function):
+    """The first `count` tensors as functions of all, whose derivatives are refused when asked for."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise NotImplementedError("q, k, v: gradients of gradients are not computed")
 
 
 def _needs_grad(q, k, v, extras: dict[str, torch.Tensor]) -> bool:
@@ -322,15 +346,24 @@ def compiled(q, k, v, return_lse: bool, layout: str, **given: typing.Any) -> typ
     """attention() while torch.compile traces it: one operator in the graph."""
     from . import _ops
 
-    if layout not in ("bshd", "bhsd"):
+    if not isinstance(layout, str) or layout not in ("bshd", "bhsd"):
         raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
+    _refuse_others(k, v)
     q, k, v = _autocast(q, k, v)
     return _ops.attention(q, k, v, return_lse, layout == "bhsd", **given)
 
 
+@torch.compiler.disable
+def uncompiled(q, k, v, return_lse: bool, layout: str, **given: typing.Any) -> typing.Any:
+    """attention() on arrays that are no tensors, between the graphs of torch.compile."""
+    from ._attention import attention
+
+    return attention(q, k, v, return_lse=return_lse, layout=layout, **given)
+
+
 def random_seed() -> int:
     """From torch's default generator, so that torch.manual_seed makes a run repeatable."""
-    return int(torch.randint(0, 2**63 - 1, ()))
+    return int(torch.randint(0, 2**63 - 1, (), device="cpu"))
 
 
 def plan_operands(q, k, v, call: _problem.Call) -> tuple:

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import runpy
 import sys
 
@@ -10,6 +11,7 @@ import real_models
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+TOP = pathlib.Path(__file__).parents[2]
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 SCRIPTS = {path.name for path in EXAMPLES.glob("*.py")}
 FULL = bool(os.environ.get("ABACIST_TEST_FULL"))
@@ -39,6 +41,23 @@ def test_example(name, monkeypatch, capsys):
     with torch.random.fork_rng():
         runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     assert expected in capsys.readouterr().out
+
+
+SNIPPETS = {f"{name}:{n}": text for name in ("README.md", "docs/python.md") for n, text in enumerate(
+    re.findall(r"^```python\n(.*?)^```", (TOP / name).read_text(encoding="utf-8"), re.M | re.S))}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_what_the_documentation_prints_runs(name, capsys):
+    """Each on its own, as it is printed."""
+    if "transformers" in SNIPPETS[name]:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    exec(compile(SNIPPETS[name], name, "exec"), {})
+    assert "print(" not in SNIPPETS[name] or "cpu.forward" in capsys.readouterr().out
+
+
+def test_the_documentation_has_snippets():
+    assert {name.split(":")[0] for name in SNIPPETS} == {"README.md", "docs/python.md"}
 
 
 def test_training_has_the_loss_curve_of_eager_attention():

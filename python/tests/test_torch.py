@@ -124,11 +124,22 @@ def test_a_change_in_place_is_noticed():
         o.sum().backward()
 
 
-def test_second_derivatives_are_refused():
-    q, k, v = tensors(8, 1, 4, 4, 1, 1, 4, 4, grad=True)
-    (dq,) = torch.autograd.grad(abacist.attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable|twice"):
-        dq.sum().backward()
+@pytest.mark.parametrize("through", ["o", "lse", "square"])
+@pytest.mark.parametrize("wanted", ["q", "k", "bias"])
+def test_second_derivatives_are_refused(wanted, through):
+    """A sum's gradient by o is a constant: those of q, k and v are functions all the same."""
+    q, k, v = tensors(8, 1, 4, 4, 1, 1, 4, 4)
+    bias = torch.randn(4, 4)
+    x = {"q": q, "k": k, "bias": bias}[wanted].requires_grad_()
+    o, lse = abacist.attention(q, k, v, bias=bias, return_lse=True)
+    loss = {"o": o, "lse": lse, "square": o.square()}[through].sum()
+    (once,) = torch.autograd.grad(loss, x, retain_graph=True)
+    (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+    assert torch.equal(dx, once)
+    with pytest.raises(NotImplementedError, match="^q, k, v: gradients of gradients"):
+        (dx.sum() + x.sum()).backward()
+    with pytest.raises(NotImplementedError, match="^q, k, v: gradients of gradients"):
+        torch.autograd.functional.hessian(lambda y: abacist.attention(y, k, v).sum(), q.detach())
 
 
 def test_dropout_follows_torchs_seed():

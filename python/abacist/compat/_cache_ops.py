@@ -1,5 +1,6 @@
-"""flash_attn_with_kvcache as torch.library operators, for torch.compile: eager calls go straight to
-_kvcache.py. Whether the caches are written is part of an operator's schema, so there are two."""
+"""flash_attn_with_kvcache, and flash_attn_varlen_func over pages, as torch.library operators, for
+torch.compile: eager calls go straight to _kvcache.py. Whether the caches are written is part of an
+operator's schema, so there are two of the former."""
 
 from __future__ import annotations
 
@@ -10,24 +11,32 @@ import torch
 from . import _kvcache
 from ._names import ERRORS, renamed
 
+_SCORE = "bool causal, SymInt[]? window, float? scale, float softcap"
 _WHERE = (
     "Tensor? cache_seqlens, SymInt? length, Tensor? cache_batch_idx, Tensor? block_table,"
-    " Tensor? alibi_slopes, bool unsplit, bool causal, SymInt[]? window, float? scale, float softcap"
+    f" Tensor? alibi_slopes, bool unsplit, {_SCORE}"
 )
 
 
+def _packed(window) -> list[int] | None:
+    """A window as an operator's argument, where -1 is no bound."""
+    return None if window is None else [-1 if bound is None else bound for bound in window]
+
+
+def _unpacked(window) -> tuple[int | None, ...] | None:
+    return None if window is None else tuple(None if bound == -1 else bound for bound in window)
+
+
 def _run(q, k_cache, v_cache, k, v, cos, sin, interleaved, rest: tuple) -> tuple:
-    """decode(); `length` is cache_seqlens where that is a number, -1 in a window no bound."""
+    """decode(); `length` is cache_seqlens where that is a number."""
     from .flash_attn import NAMES
 
     lengths, length, rows, table, slopes, unsplit, causal, window, scale, softcap = rest
-    if window is not None:
-        window = tuple(None if bound == -1 else bound for bound in window)
     try:
-        rotary = _kvcache.rotary_of(cos, sin, interleaved, k)
         return _kvcache.decode(
-            q, k_cache, v_cache, k, v, rotary, lengths if length is None else length, rows, table,
-            slopes, unsplit, True, causal=causal, window=window, scale=scale, softcap=softcap,
+            q, k_cache, v_cache, k, v, cos, sin, interleaved, lengths if length is None else length,
+            rows, table, slopes, unsplit, True, causal=causal, window=_unpacked(window), scale=scale,
+            softcap=softcap,
         )  # fmt: skip
     except ERRORS as error:
         raise renamed(error, NAMES) from None
@@ -76,12 +85,10 @@ def decode(
         raise ValueError("k: is missing, rotary_cos, rotary_sin and k must be given together")
     if k is not None and k_cache is v_cache:  # each is written as a copy: nobody else would notice
         raise ValueError("k_cache: overlaps v_cache; outputs must not share memory")
-    if window is not None:
-        window = [-1 if bound is None else bound for bound in window]
     number = isinstance(cache_seqlens, (int, torch.SymInt))
     where = (
         None if number else cache_seqlens, cache_seqlens if number else None, cache_batch_idx,
-        block_table, alibi_slopes, unsplit, causal, window, scale, float(softcap),
+        block_table, alibi_slopes, unsplit, causal, _packed(window), scale, float(softcap),
     )  # fmt: skip
     q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()  # no gradients, as in eager
     ops: typing.Any = torch.ops.abacist
@@ -89,4 +96,43 @@ def decode(
         o, lse = ops.read_cache(q, k_cache, v_cache, *where)
     else:
         o, lse = ops.append_to_cache(q, k_cache, v_cache, k.detach(), v.detach(), cos, sin, interleaved, *where)
+    return o, lse if with_lse else None
+
+
+@torch.library.custom_op(
+    "abacist::read_pages", mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_s_q,"
+    f" SymInt max_s_k, Tensor block_table, Tensor? alibi_slopes, {_SCORE}) -> (Tensor, Tensor)",
+)  # fmt: skip
+def read_pages(q, k, v, starts, ends, max_s_q, max_s_k, table, slopes, causal, window, scale, softcap):
+    from .flash_attn import NAMES
+
+    try:
+        return _kvcache.varlen(
+            q, k, v, starts, ends, max_s_q, max_s_k, table, slopes, True, causal=causal,
+            window=_unpacked(window), scale=scale, softcap=softcap, dropout_p=0.0,
+        )  # fmt: skip
+    except ERRORS as error:
+        raise renamed(error, NAMES) from None
+
+
+@read_pages.register_fake
+def _(q, k, v, *rest):
+    lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), lse
+
+
+def varlen(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, alibi_slopes,
+    with_lse, *, causal, window, scale, softcap, dropout_p,
+) -> tuple:  # fmt: skip
+    """What flash_attn_varlen_func over pages is while torch.compile traces it."""
+    if dropout_p:
+        raise NotImplementedError("dropout_p: must be 0 with a block_table under torch.compile")
+    _kvcache.refuse_gradients(q, k, v)
+    ops: typing.Any = torch.ops.abacist
+    o, lse = ops.read_pages(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, alibi_slopes, causal,
+        _packed(window), scale, float(softcap),
+    )  # fmt: skip
     return o, lse if with_lse else None

@@ -26,6 +26,7 @@ ROTARY_NAMES = {"cos": "rotary_cos", "sin": "rotary_sin", "rotary.cos": "rotary_
                 "rotary.sin": "rotary_sin"}  # fmt: skip
 APPEND_NAMES = {"lengths": "cache_seqlens", **ROTARY_NAMES}
 ROTATE_NAMES = {"x": "q", "positions": "cache_seqlens", **ROTARY_NAMES}
+PAGES_NAMES = {"key_lengths": "cu_seqlens_k", "k_cache": "k", "v_cache": "v"}
 CACHE_NAMES = {"k": "k_cache", "v": "v_cache", "key_lengths": "cache_seqlens"}
 
 _library = _abi.library
@@ -60,7 +61,8 @@ def _operand(name: str, x: torch.Tensor, types: dict = _torch.FLOATS) -> bytes:
         if isinstance(x, torch.Tensor) and not x.is_cpu:
             raise NotImplementedError(f"{name}: is on {x.device}; caches are served on the CPU only")
         code = _torch._check(name, x, types)
-    return _abi.tensor(x.data_ptr(), code, x.shape, x.stride())
+    address, shape, stride = _torch.place_of(name, x)
+    return _abi.tensor(address, code, shape, stride)
 
 
 def _check(status: int, names: dict[str, str]) -> None:
@@ -74,12 +76,14 @@ def integers(name: str, x: typing.Any, shape: tuple[int, ...]) -> torch.Tensor:
         raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor")
     if x.dtype is not torch.int32:
         raise TypeError(f"{name}: has type {x.dtype}, must be torch.int32")
+    if not x.is_cpu or x.layout is not torch.strided or x.is_nested:
+        _operand(name, x, _torch.I32_ONLY)  # refuses it
     if tuple(x.shape) != shape:
         raise ValueError(f"{name}: has shape {tuple(x.shape)}, must be {shape}")
     return x.contiguous()
 
 
-def rotary_of(cos, sin, interleaved: bool, k) -> Rotary | None:
+def _rotary_of(cos, sin, interleaved: bool, k) -> Rotary | None:
     """abacist_rotary of flash-attn's three arguments, whose tables may have the type of q."""
     if cos is None and sin is None:
         return None
@@ -134,7 +138,8 @@ class Attention:
             if tensor is not None:
                 types = _torch.F32_ONLY if name == "alibi_slopes" else _torch.I32_ONLY
                 extras[name] = _operand(name, tensor, types)
-        self.caches = _operand("k_cache", x.k) + _operand("v_cache", x.v)
+        shown = (names.get(name, name) for name in ("k_cache", "v_cache"))
+        self.caches = b"".join(map(_operand, shown, (x.k, x.v)))
         self.table = extras.get("block_table", _abi.ABSENT)
         inputs = _operand("q", q) + self.caches + _operand("o", self.o)
         tensors = _abi.HEAD + inputs + lse + _abi.NO_GRADIENTS + _abi.extras(extras)
@@ -162,8 +167,10 @@ def _pages(k_cache, block_table, cache_batch_idx, b: int) -> torch.Tensor | None
     if block_table is not None:
         if cache_batch_idx is not None:
             raise ValueError("cache_batch_idx: is given beside block_table, must be None")
-        if not isinstance(block_table, torch.Tensor) or block_table.dim() != 2:
-            raise ValueError("block_table: must be an int32 tensor [b, max_pages]")
+        if isinstance(block_table, torch.Tensor) and block_table.dim() != 2:
+            raise ValueError(f"block_table: has {block_table.dim()} axes, must be [b, max_pages]")
+        if not isinstance(block_table, torch.Tensor):
+            raise TypeError(f"block_table: is a {type(block_table).__name__}, must be a torch tensor")
         return integers("block_table", block_table, (b, block_table.shape[1]))
     if cache_batch_idx is None:
         return None
@@ -182,31 +189,40 @@ def _check_distinct(cache_batch_idx) -> None:
         )
 
 
+def _numbers(b: int, value: int) -> torch.Tensor:
+    return torch.full((b,), value, dtype=torch.int32, device="cpu")  # whatever the default device is
+
+
 def _lengths(cache_seqlens, b: int, room: int, needed: bool) -> torch.Tensor | None:
     if cache_seqlens is None:
-        return torch.full((b,), room, dtype=torch.int32) if needed else None
-    if isinstance(cache_seqlens, int):
+        return _numbers(b, room) if needed else None
+    if isinstance(cache_seqlens, int) and not isinstance(cache_seqlens, bool):
         if not 0 <= cache_seqlens <= room:
-            raise ValueError(f"cache_seqlens: is {cache_seqlens}, must be in [0, {room}]")
-        return torch.full((b,), cache_seqlens, dtype=torch.int32)
+            raise ValueError(f"cache_seqlens: is {_abi.shown(cache_seqlens)}, must be in [0, {room}]")
+        return _numbers(b, cache_seqlens)
     if not isinstance(cache_seqlens, torch.Tensor):
-        raise TypeError(f"cache_seqlens: is {cache_seqlens!r}, must be an integer or a torch tensor")
+        raise TypeError(
+            f"cache_seqlens: is {_abi.shown(cache_seqlens)}, must be an integer or a torch tensor"
+        )
     return integers("cache_seqlens", cache_seqlens, (b,))
 
 
-def _check_ranks(**tensors: typing.Any) -> None:
+def _check_ranks(rank: int = 4, **tensors: typing.Any) -> None:
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor")
-        if x.dim() != 4:
-            raise ValueError(f"{name}: has {x.dim()} axes, must be 4")
+        if x.dim() != rank:
+            raise ValueError(f"{name}: has {x.dim()} axes, must be {rank}")
+        if x.is_nested:
+            _operand(name, x)  # refuses it
 
 
 def decode(
-    q, k_cache, v_cache, k, v, rotary, cache_seqlens, cache_batch_idx, block_table, alibi_slopes,
-    unsplit, with_lse, *, causal, window, scale, softcap,
+    q, k_cache, v_cache, k, v, cos, sin, interleaved, cache_seqlens, cache_batch_idx, block_table,
+    alibi_slopes, unsplit, with_lse, *, causal, window, scale, softcap,
 ) -> tuple:  # fmt: skip
     """flash_attn_with_kvcache: o and lse (None without `with_lse`), neither with a gradient."""
+    rotary = _rotary_of(cos, sin, interleaved, k)
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'}: is missing, k and v must be given together")
     if k is not None and cache_seqlens is None:
@@ -214,11 +230,12 @@ def decode(
     new = {}
     if k is not None:
         new = {"k": k, "v": v}
-        _check_distinct(cache_batch_idx)
     _check_ranks(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     check_types(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     b = q.shape[0]
     table = _pages(k_cache, block_table, cache_batch_idx, b)
+    if k is not None:
+        _check_distinct(cache_batch_idx)
     if table is None and k_cache.shape[0] > b:  # the sequences have its first rows
         k_cache, v_cache = k_cache[:b], v_cache[:b]
     room = k_cache.shape[1] * (1 if table is None else table.shape[1])
@@ -237,20 +254,29 @@ def decode(
     return work.o, work.lse
 
 
+def refuse_gradients(q, k, v) -> None:
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise NotImplementedError("block_table: gradients through pages are not computed, use no_grad()")
+
+
 def varlen(
     q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table, alibi_slopes,
     with_lse, *, causal, window, scale, softcap, dropout_p,
 ) -> tuple:  # fmt: skip
     """flash_attn_varlen_func over pages: o and lse."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise NotImplementedError("block_table: gradients through pages are not computed, use no_grad()")
+    _check_ranks(3, q=q)
+    _check_ranks(k=k, v=v)
+    refuse_gradients(q, k, v)
     check_types(q=q, k=k, v=v)
+    _check_ranks(1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     b = len(cu_seqlens_q) - 1
     starts = integers("cu_seqlens_q", cu_seqlens_q, (b + 1,))
     lengths = integers("cu_seqlens_k", cu_seqlens_k, (b + 1,)).diff()
     table = _pages(k, block_table, None, b)
-    options = _options(causal, window, scale, softcap, max_seqlen_q, dropout_p)
+    longest = _abi.integer("max_s_q", max_seqlen_q, _abi.UNBOUNDED)
+    _abi.integer("max_s_k", max_seqlen_k, _abi.UNBOUNDED)  # the pages' own bound is used
+    options = _options(causal, window, scale, softcap, longest, _abi.real("dropout_p", dropout_p))
     operands = Operands(q, k, v, lengths, table, starts, alibi_slopes)
-    work = Attention(operands, options, False, with_lse, {"key_lengths": "cu_seqlens_k"})
+    work = Attention(operands, options, False, with_lse, PAGES_NAMES)
     work.run()
     return work.o, work.lse

@@ -13,6 +13,8 @@ import weakref
 
 import torch
 
+from .._attention import is_watched
+
 SMALLEST = 256  # keys; below, there are hardly any tiles to skip
 
 # Of masks seen: a weak reference, the version of its data, and what was found.
@@ -26,7 +28,7 @@ def _look(mask: torch.Tensor) -> dict[str, typing.Any]:
     rows = seen.any(-1)
     if not rows.any():
         return {}
-    i = torch.arange(s_q)[rows]
+    i = torch.arange(s_q, device=mask.device)[rows]
     seen = seen[rows].view(torch.uint8)
     first, last = seen.argmax(-1), s_k - 1 - seen.flip(-1).argmax(-1)
     left, right = int((i - first).max()), int((last - i).max())
@@ -41,7 +43,7 @@ def window_of(mask: torch.Tensor, s_k: int) -> dict[str, typing.Any]:
     s_q = mask.shape[2]
     if not mask.is_cpu:  # a look would wait for the device, whose kernels take no mask
         return {}
-    if s_q == 1 or s_k < SMALLEST or mask.stride(2) == 0 or torch.compiler.is_compiling():
+    if s_q == 1 or s_k < SMALLEST or mask.stride(2) == 0 or is_watched(torch, mask):
         return {}
     if mask.is_inference():  # has no version: a change in place would go unnoticed
         return _look(mask[..., :s_k])

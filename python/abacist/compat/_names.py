@@ -19,7 +19,9 @@ def renamed(error: Exception, names: dict[str, str]) -> Exception:
 def cast_later(x: object) -> bool:
     """Whether autocast gives this tensor its type."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor) and torch.is_autocast_enabled(x.device.type)
+    if torch is None or not isinstance(x, torch.Tensor) or x.is_meta:  # autocast knows no meta device
+        return False
+    return bool(torch.is_autocast_enabled(x.device.type))
 
 
 def _dtype(x: typing.Any) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 
+from .. import _abi
 from .._attention import attention
 from ._names import ERRORS, cast_later, check_types, renamed
 
@@ -54,6 +55,9 @@ def sdpa(
     for name, x in given.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor")
+        if x.is_nested:
+            raise TypeError(f"{name}: is a nested tensor, must be a plain one")
+    enable_gqa = _abi.flag("enable_gqa", enable_gqa)
     axes = {name: x.dim() for name, x in names.items()}
     if len(set(axes.values())) != 1:
         raise ValueError(f"query, key, value: have {tuple(axes.values())} axes, must have as many")

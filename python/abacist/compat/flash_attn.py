@@ -8,10 +8,12 @@ dimensions need not be multiples of 8, pages may have any size, results are dete
 
 from __future__ import annotations
 
+import numbers
 import sys
 import typing
 
-from .._attention import attention
+from .. import _abi
+from .._attention import attention, is_watched
 from ._names import ERRORS, check_types, renamed
 
 __all__ = [
@@ -31,44 +33,68 @@ NAMES = {
 }  # fmt: skip
 
 
+# The names of a packed form, whose parts are views.
+KV_NAMES = {**NAMES, "k": "kv", "v": "kv"}
+QKV_NAMES = {**NAMES, "q": "qkv", "k": "qkv", "v": "qkv"}
+VARLEN_QKV_NAMES = {
+    **QKV_NAMES, "max_s_q": "max_seqlen", "max_s_k": "max_seqlen", "cu_seqlens_q": "cu_seqlens",
+    "cu_seqlens_k": "cu_seqlens",
+}  # fmt: skip
+
+
 def _window(window_size: Window) -> tuple[int | None, int | None] | None:
     try:
         left, right = window_size
-        unbounded = left < 0, right < 0
-    except (TypeError, ValueError):
-        raise TypeError(f"window_size: is {window_size!r}, must be (left, right)") from None
+        unbounded = bool(left < 0), bool(right < 0)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
+        raise TypeError(f"window_size: is {_abi.shown(window_size)}, must be (left, right)") from None
     if unbounded == (True, True):
         return None
     return (None if unbounded[0] else left, None if unbounded[1] else right)
 
 
-def _check_probabilities(return_attn_probs: bool, dropout_p: float) -> None:
-    if return_attn_probs and dropout_p:
+def _check_flags(deterministic: bool, return_attn_probs: bool, dropout_p: float) -> None:
+    _abi.flag("deterministic", deterministic)
+    if _abi.flag("return_attn_probs", return_attn_probs) and _abi.real("dropout_p", dropout_p):
         raise NotImplementedError(
             "return_attn_probs: with dropout it asks for the probabilities, which are never written"
         )
 
 
 def _run(
-    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-    return_attn_probs, **rest,
+    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+    return_attn_probs, names=NAMES, **rest,
 ) -> typing.Any:  # fmt: skip
-    _check_probabilities(return_attn_probs, dropout_p)
-    check_types(q=q, k=k, v=v)
+    _check_flags(deterministic, return_attn_probs, dropout_p)
     try:
+        check_types(q=q, k=k, v=v)
         result = attention(
             q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
             window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes,
             return_lse=return_attn_probs, **rest,
         )  # fmt: skip
     except ERRORS as error:
-        raise renamed(error, NAMES) from None
+        raise renamed(error, names) from None
     return (*result, None) if return_attn_probs else result
+
+
+def _ways(*tensors: typing.Any) -> typing.Any:
+    """The module that serves calls over caches and pages: at once, or as operators."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise TypeError(f"q: is a {type(tensors[0]).__name__}, must be a torch tensor")
+    from . import _cache_ops, _kvcache
+
+    return _cache_ops if is_watched(torch, *tensors) else _kvcache
 
 
 def _unpack(name: str, packed: typing.Any, count: int, varlen: bool = False) -> typing.Any:
     """The `count` tensors that lie side by side before the axis of heads."""
-    shape = tuple(getattr(packed, "shape", ()))
+    try:
+        shape = tuple(packed.shape)
+    except (AttributeError, RuntimeError):  # RuntimeError: a nested tensor
+        kind = type(packed).__name__
+        raise TypeError(f"{name}: is a {kind} without a shape, must be a numpy array or a torch tensor") from None
     axis = 1 if varlen else 2
     if len(shape) != axis + 3 or shape[axis] != count:
         lead = "total" if varlen else "b, s"
@@ -97,7 +123,7 @@ def flash_attn_func(
     probabilities are never written.
     """
     return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                return_attn_probs)  # fmt: skip
+                deterministic, return_attn_probs)  # fmt: skip
 
 
 def flash_attn_kvpacked_func(
@@ -114,7 +140,7 @@ def flash_attn_kvpacked_func(
 ) -> typing.Any:
     """As `flash_attn_func` with ``kv [b, s_k, 2, h_k, d]``."""
     return _run(q, *_unpack("kv", kv, 2), dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, return_attn_probs)  # fmt: skip
+                alibi_slopes, deterministic, return_attn_probs, KV_NAMES)  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -130,7 +156,7 @@ def flash_attn_qkvpacked_func(
 ) -> typing.Any:
     """As `flash_attn_func` with ``qkv [b, s, 3, h, d]``."""
     return _run(*_unpack("qkv", qkv, 3), dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, return_attn_probs)  # fmt: skip
+                alibi_slopes, deterministic, return_attn_probs, QKV_NAMES)  # fmt: skip
 
 
 def _varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) -> dict[str, typing.Any]:
@@ -164,13 +190,12 @@ def flash_attn_varlen_func(
     """
     if block_table is None:
         return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                    return_attn_probs,
+                    deterministic, return_attn_probs,
                     **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
-    from . import _kvcache
-
-    _check_probabilities(return_attn_probs, dropout_p)
+    _check_flags(deterministic, return_attn_probs, dropout_p)
+    ways = _ways(q, k, v)
     try:
-        result = _kvcache.varlen(
+        result = ways.varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
             alibi_slopes, return_attn_probs, causal=causal, window=_window(window_size),
             scale=softmax_scale, softcap=softcap, dropout_p=dropout_p,
@@ -198,7 +223,7 @@ def flash_attn_varlen_kvpacked_func(
 ) -> typing.Any:
     """As `flash_attn_varlen_func` with ``kv [total_k, 2, h_k, d]``."""
     return _run(q, *_unpack("kv", kv, 2, True), dropout_p, softmax_scale, causal, window_size,
-                softcap, alibi_slopes, return_attn_probs,
+                softcap, alibi_slopes, deterministic, return_attn_probs, KV_NAMES,
                 **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
 
 
@@ -217,7 +242,7 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> typing.Any:
     """As `flash_attn_varlen_func` with ``qkv [total, 3, h, d]``."""
     return _run(*_unpack("qkv", qkv, 3, True), dropout_p, softmax_scale, causal, window_size,
-                softcap, alibi_slopes, return_attn_probs,
+                softcap, alibi_slopes, deterministic, return_attn_probs, VARLEN_QKV_NAMES,
                 **_varlen(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))  # fmt: skip
 
 
@@ -288,29 +313,25 @@ def flash_attn_with_kvcache(
         written; a page id outside the pool among the pages in use is found afterwards.
         NotImplementedError: `cache_leftpad`, `num_splits` above 1.
     """
-    from . import _kvcache
-
     if cache_leftpad is not None:
         raise NotImplementedError(
             "cache_leftpad: keys that begin behind a cache's first row are not supported, must be None"
         )
+    if isinstance(num_splits, bool) or not isinstance(num_splits, numbers.Integral):
+        raise TypeError(f"num_splits: is {_abi.shown(num_splits)}, must be 0 or 1")
+    _abi.flag("rotary_interleaved", rotary_interleaved)
+    _abi.flag("return_softmax_lse", return_softmax_lse)
     if num_splits not in (0, 1):
         raise NotImplementedError(
-            f"num_splits: is {num_splits}; splits follow from the shapes, must be 0, or 1 for none"
+            f"num_splits: is {_abi.shown(num_splits)}; splits follow from the shapes, must be 0, or 1 for none"
         )
     rest = (cache_seqlens, cache_batch_idx, block_table, alibi_slopes, bool(num_splits),
             return_softmax_lse)  # fmt: skip
     score = {"causal": causal, "window": _window(window_size), "scale": softmax_scale, "softcap": softcap}
-    torch = sys.modules.get("torch")
+    ways = _ways(q, k_cache, v_cache)
     try:
-        if torch is not None and (torch.compiler.is_compiling() or torch.jit.is_tracing()):
-            from . import _cache_ops
-
-            o, lse = _cache_ops.decode(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin,
-                                       rotary_interleaved, *rest, **score)  # fmt: skip
-        else:
-            rotary = _kvcache.rotary_of(rotary_cos, rotary_sin, rotary_interleaved, k)
-            o, lse = _kvcache.decode(q, k_cache, v_cache, k, v, rotary, *rest, **score)
+        o, lse = ways.decode(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved,
+                             *rest, **score)  # fmt: skip
     except ERRORS as error:
         raise renamed(error, NAMES) from None
     return (o, lse) if return_softmax_lse else o
