@@ -45,8 +45,9 @@ def is_watched(torch: typing.Any, *tensors: typing.Any) -> bool:
         return bool(torch.compiler.is_dynamo_compiling())
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack():
         return True
+    plain = torch.Tensor
     for x in tensors:
-        if type(x) is not torch.Tensor and isinstance(x, torch.Tensor):
+        if type(x) is not plain and isinstance(x, plain):
             if torch._C._dispatch_keys(x).has(torch._C.DispatchKey.Python):
                 return True
     return False

@@ -43,9 +43,14 @@ def place_of(name: str, x: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[in
         address, shape, stride = x.data_ptr(), x.shape, x.stride()
     except RuntimeError as reason:
         raise _no_memory(name, x) from reason
-    if not address and x.numel() and not x.is_meta:  # of a transform, or a tensor around another
-        raise _no_memory(name, x)
+    if not address:
+        _check_memory(name, x)
     return address, shape, stride
+
+
+def _check_memory(name: str, x: torch.Tensor) -> None:
+    if x.numel() and not x.is_meta:  # of a transform, or a tensor around another
+        raise _no_memory(name, x)
 
 
 def _check(name: str, x: typing.Any, types: dict, device: torch.device | None = None) -> int:
@@ -89,7 +94,12 @@ def _operand(
     code, place = FLOATS.get(x.dtype), HOST
     if device is not None or code is None or not x.is_cpu or x.layout is not STRIDED or x.is_neg():
         code, place = _check(name, x, FLOATS, device), _place(device)
-    address, shape, stride = place_of(name, x)
+    try:  # place_of(), without a call
+        address, shape, stride = x.data_ptr(), x.shape, x.stride()
+    except RuntimeError as reason:
+        raise _no_memory(name, x) from reason
+    if not address:
+        _check_memory(name, x)
     if len(shape) != rank:
         _problem.check_rank(name, shape, rank, heads_first)
     if heads_first:
