@@ -25,6 +25,8 @@ def _check(name: str, x: typing.Any) -> None:
     shown = _abi.ARGUMENTS.get(name, name)
     if not isinstance(x, (jax.Array, np.ndarray)) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{shown}: is a {type(x).__name__}, must be a JAX array as q is")
+    if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted():
+        raise ValueError(f"{shown}: was deleted or donated, must have memory")
     if isinstance(x, jax.core.Tracer):
         platform = jax.default_backend()
     else:
@@ -44,7 +46,19 @@ def _empty(shape: tuple[int, ...], dtype: typing.Any) -> np.ndarray:
 
 def _layout(name: str, x: typing.Any, rank: int = 0, heads_first: bool = False) -> bytes:
     """An abacist_tensor without its address: XLA's arrays are row-major."""
+    shown = _abi.ARGUMENTS.get(name, name)
+    if not all(isinstance(size, int) for size in x.shape):
+        raise NotImplementedError(f"{shown}: has shape {x.shape}, sizes must be numbers")
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        raise TypeError(f"{shown}: has type {x.dtype}, must be one of numbers")
     return bytes(8) + _row_major(name, tuple(x.shape), np.dtype(x.dtype), rank, heads_first)
+
+
+def _on_this_host(name: str, x: typing.Any) -> np.ndarray:
+    try:
+        return np.asarray(x)
+    except TypeError as reason:  # keys of random numbers
+        raise TypeError(f"{_abi.ARGUMENTS.get(name, name)}: has no numbers ({reason})") from None
 
 
 def plan_operands(q: typing.Any, k: typing.Any, v: typing.Any, call: _problem.Call) -> tuple:
@@ -222,11 +236,21 @@ def attention(q, k, v, call: _problem.Call, return_lse: bool) -> typing.Any:
         names = call._replace(extras=tuple(call.extras))
         o, lse = _traced(names, q, k, v, tuple(call.extras.values()))
         return (o, lse) if return_lse else o
-    for name, x in zip(("q", "k", "v", *call.extras), arrays):
+    names = ("q", "k", "v", *call.extras)
+    for name, x in zip(names, arrays):
         _check(name, x)
-    held = call._replace(extras={name: np.asarray(x) for name, x in call.extras.items()})
-    o, lse = _numpy.forward(*map(np.asarray, arrays[:3]), held, return_lse, _empty)
-    return tuple(map(jax.device_put, (o, lse))) if return_lse else jax.device_put(o)
+    read = list(map(_on_this_host, names, arrays))
+    held = call._replace(extras=dict(zip(call.extras, read[3:])))
+    o, lse = _numpy.forward(*read[:3], held, return_lse, _empty)
+    place = _place_of(q)
+    o = jax.device_put(o, place)
+    return (o, jax.device_put(lse, place)) if return_lse else o
+
+
+def _place_of(q: jax.Array) -> typing.Any:
+    """The device of q; None where that is the default one, or there are several."""
+    devices = q.devices()
+    return None if len(devices) > 1 or jax.devices()[0] in devices else next(iter(devices))
 
 
 def random_seed() -> int:
