@@ -9,7 +9,7 @@ import re
 import pytest
 
 import abacist
-from abacist import _abi
+from abacist import _abi, compat
 
 RECORD = pathlib.Path(__file__).parents[2] / "tests" / "package" / "abi.txt"
 
@@ -42,19 +42,26 @@ def test_plan_info():
 
 
 PUBLIC = [getattr(abacist, name) for name in abacist.__all__ if callable(getattr(abacist, name))]
+THEIRS = {name: getattr(compat.flash_attn, name) for name in compat.flash_attn.__all__} | {"sdpa": compat.sdpa}
 
 
-@pytest.mark.parametrize("item", PUBLIC, ids=lambda x: x.__name__)
+@pytest.mark.parametrize("item", [*PUBLIC, *THEIRS.values()], ids=lambda x: x.__name__)
 def test_the_documentation_is_whole_and_its_examples_run(item):
     pytest.importorskip("numpy", reason="numpy is not installed")
     parameters = [] if inspect.isclass(item) else inspect.signature(item).parameters
     described = inspect.getdoc(item)
     if "the keywords of `attention`" in described:
         described += inspect.getdoc(abacist.attention)
+    if "parameters of `flash_attn_func`" in described:
+        described += inspect.getdoc(compat.flash_attn.flash_attn_func)
+    if "import torch" in described:
+        pytest.importorskip("torch", reason="torch is not installed")
     for name in parameters:
         assert re.search(rf"\b{name}\b", described), name
     if not inspect.isclass(item):
         assert {"Returns", "Examples"} <= set(described.splitlines())
+    if item in THEIRS.values():
+        assert {"Parameters", "Raises"} <= set(described.splitlines())
     runner = doctest.DocTestRunner()
     for test in doctest.DocTestFinder(exclude_empty=True).find(item, item.__name__, globs={}):
         assert runner.run(test).failed == 0, test.name

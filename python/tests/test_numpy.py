@@ -82,6 +82,14 @@ def test_strided_and_read_only_inputs_are_read_in_place():
           oracle.attention(q, k, v, causal=True), 2e-6)  # fmt: skip
 
 
+def test_nothing_is_copied():
+    """512 GB of keys that lie in 32 bytes; a query sees ten of them."""
+    q, k = arrays(1, 1, 1, 1, 8, 1, 8, 8)[:2]
+    many = np.broadcast_to(k, (1, 2**31, 8, 8))
+    o = abacist.attention(q, many, many, key_lengths=np.array([10], np.int32))
+    np.testing.assert_allclose(o, oracle.attention(q, many[:, :10], many[:, :10])[0], rtol=1e-5)
+
+
 def test_varlen_is_each_sequence_alone_and_leaves_the_rest_empty():
     q, k, v = (x[0] for x in arrays(2, 1, 12, 20, 4, 2, 8, 8))
     cu_q, cu_k = np.array([0, 3, 3, 10], np.int32), np.array([0, 5, 9, 18], np.int32)

@@ -108,6 +108,14 @@ def test_varlen_gradients_are_those_of_each_sequence_and_zero_behind():
         torch.testing.assert_close(x, y)
 
 
+def test_nothing_is_copied():
+    """512 GB of keys that lie in 32 bytes; a query sees ten of them."""
+    q, k = tensors(6, 1, 1, 1, 8, 1, 8, 8)[:2]
+    many = k.expand(1, 2**31, 8, 8)
+    o = abacist.attention(q, many, many, key_lengths=torch.tensor([10], dtype=torch.int32))
+    np.testing.assert_allclose(o, oracle.attention(q, many[:, :10], many[:, :10])[0], rtol=1e-5)
+
+
 def test_layout_moves_no_data():
     q, k, v = tensors(6, 2, 7, 9, 4, 2, 8, 8)
     o = abacist.attention(q, k, v)

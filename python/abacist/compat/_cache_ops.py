@@ -8,7 +8,7 @@ import typing
 
 import torch
 
-from . import _kvcache
+from . import _call, _kvcache
 from ._names import ERRORS, renamed
 
 _SCORE = "bool causal, SymInt[]? window, float? scale, float softcap"
@@ -29,8 +29,6 @@ def _unpacked(window) -> tuple[int | None, ...] | None:
 
 def _run(q, k_cache, v_cache, k, v, cos, sin, interleaved, rest: tuple) -> tuple:
     """decode(); `length` is cache_seqlens where that is a number."""
-    from .flash_attn import NAMES
-
     lengths, length, rows, table, slopes, unsplit, causal, window, scale, softcap = rest
     try:
         return _kvcache.decode(
@@ -39,7 +37,7 @@ def _run(q, k_cache, v_cache, k, v, cos, sin, interleaved, rest: tuple) -> tuple
             softcap=softcap,
         )  # fmt: skip
     except ERRORS as error:
-        raise renamed(error, NAMES) from None
+        raise renamed(error, _call.NAMES) from None
 
 
 def _results(q, v_cache) -> tuple:
@@ -105,15 +103,13 @@ def decode(
     f" SymInt max_s_k, Tensor block_table, Tensor? alibi_slopes, {_SCORE}) -> (Tensor, Tensor)",
 )  # fmt: skip
 def read_pages(q, k, v, starts, ends, max_s_q, max_s_k, table, slopes, causal, window, scale, softcap):
-    from .flash_attn import NAMES
-
     try:
         return _kvcache.varlen(
             q, k, v, starts, ends, max_s_q, max_s_k, table, slopes, True, causal=causal,
             window=_unpacked(window), scale=scale, softcap=softcap, dropout_p=0.0,
         )  # fmt: skip
     except ERRORS as error:
-        raise renamed(error, NAMES) from None
+        raise renamed(error, _call.NAMES) from None
 
 
 @read_pages.register_fake

@@ -46,7 +46,19 @@ def sdpa(
     Raises
     ------
     TypeError, ValueError, NotImplementedError
-        NotImplementedError: more than 4 axes.
+        Each names the argument. NotImplementedError: more than 4 axes.
+
+    References
+    ----------
+    .. [1] https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+
+    Examples
+    --------
+    >>> import torch
+    >>> from abacist.compat import sdpa
+    >>> q = k = v = torch.ones(1, 2, 4, 8)
+    >>> sdpa(q, k, v, is_causal=True).shape
+    torch.Size([1, 2, 4, 8])
     """
     import torch
 

@@ -9,12 +9,11 @@ dimensions need not be multiples of 8, pages may have any size, results are dete
 from __future__ import annotations
 
 import numbers
-import sys
 import typing
 
 from .. import _abi
-from .._attention import attention, is_watched
-from ._names import ERRORS, check_types, renamed
+from . import _call
+from ._names import ERRORS, renamed
 
 __all__ = [
     "flash_attn_func",
@@ -27,81 +26,6 @@ __all__ = [
 ]
 
 Window = tuple[int, int]
-NAMES = {
-    "scale": "softmax_scale", "window": "window_size", "max_s_q": "max_seqlen_q",
-    "max_s_k": "max_seqlen_k", "max_lengths.s_q": "max_seqlen_q", "max_lengths.s_k": "max_seqlen_k",
-}  # fmt: skip
-
-
-# The names of a packed form, whose parts are views.
-KV_NAMES = {**NAMES, "k": "kv", "v": "kv"}
-QKV_NAMES = {**NAMES, "q": "qkv", "k": "qkv", "v": "qkv"}
-VARLEN_QKV_NAMES = {
-    **QKV_NAMES, "max_s_q": "max_seqlen", "max_s_k": "max_seqlen", "cu_seqlens_q": "cu_seqlens",
-    "cu_seqlens_k": "cu_seqlens",
-}  # fmt: skip
-
-
-def _window(window_size: Window) -> tuple[int | None, int | None] | None:
-    try:
-        left, right = window_size
-        unbounded = bool(left < 0), bool(right < 0)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor of several elements
-        raise TypeError(f"window_size: is {_abi.shown(window_size)}, must be (left, right)") from None
-    if unbounded == (True, True):
-        return None
-    return (None if unbounded[0] else left, None if unbounded[1] else right)
-
-
-def _check_flags(deterministic: bool, return_attn_probs: bool, dropout_p: float) -> None:
-    _abi.flag("deterministic", deterministic)
-    if _abi.flag("return_attn_probs", return_attn_probs) and _abi.real("dropout_p", dropout_p):
-        raise NotImplementedError(
-            "return_attn_probs: with dropout it asks for the probabilities, which are never written"
-        )
-
-
-def _run(
-    q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
-    return_attn_probs, names=NAMES, **rest,
-) -> typing.Any:  # fmt: skip
-    _check_flags(deterministic, return_attn_probs, dropout_p)
-    try:
-        check_types(q=q, k=k, v=v)
-        result = attention(
-            q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal,
-            window=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes,
-            return_lse=return_attn_probs, **rest,
-        )  # fmt: skip
-    except ERRORS as error:
-        raise renamed(error, names) from None
-    return (*result, None) if return_attn_probs else result
-
-
-def _ways(*tensors: typing.Any) -> typing.Any:
-    """The module that serves calls over caches and pages: at once, or as operators."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        raise TypeError(f"q: is a {type(tensors[0]).__name__}, must be a torch tensor")
-    from . import _cache_ops, _kvcache
-
-    return _cache_ops if is_watched(torch, *tensors) else _kvcache
-
-
-def _unpack(name: str, packed: typing.Any, count: int, varlen: bool = False) -> typing.Any:
-    """The `count` tensors that lie side by side before the axis of heads."""
-    try:
-        shape = tuple(packed.shape)
-    except (AttributeError, RuntimeError):  # RuntimeError: a nested tensor
-        kind = type(packed).__name__
-        raise TypeError(f"{name}: is a {kind} without a shape, must be a numpy array or a torch tensor") from None
-    axis = 1 if varlen else 2
-    if len(shape) != axis + 3 or shape[axis] != count:
-        lead = "total" if varlen else "b, s"
-        raise ValueError(f"{name}: has shape {shape}, must be [{lead}, {count}, h, d]")
-    if hasattr(packed, "unbind"):  # torch: one gradient, not one of full size for each
-        return packed.unbind(axis)
-    return tuple(packed[(slice(None),) * axis + (n,)] for n in range(count))
 
 
 def flash_attn_func(
@@ -117,13 +41,56 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> typing.Any:
-    """Attention of ``q [b, s_q, h_q, d]`` over ``k, v [b, s_k, h_k, d]``.
+    """Attention of q over k and v, dense.
 
-    Returns o, or (o, lse, None) with `return_attn_probs`, which is refused with dropout: the
-    probabilities are never written.
+    Parameters
+    ----------
+    q : torch.Tensor, numpy.ndarray or jax.Array
+        ``[b, s_q, h_q, d]``.
+    k, v : as q
+        ``[b, s_k, h_k, d]``; ``h_k`` divides ``h_q``.
+    dropout_p : float, default 0
+        Probability of dropping a weight, outside of training, too.
+    softmax_scale : float, optional
+        Factor of q k; default ``1 / sqrt(d)``.
+    causal : bool, default False
+        Query i sees key j only if ``j <= i + s_k - s_q``.
+    window_size : (left, right), default (-1, -1)
+        Query i sees keys ``i + s_k - s_q - left`` to ``i + s_k - s_q + right``; -1 is no bound.
+    softcap : float, default 0
+        Scores become ``softcap * tanh(score / softcap)``; 0 for none.
+    alibi_slopes : as q, optional
+        float32 ``[h_q]`` or ``[b, h_q]``: adds ``-slope * |i + s_k - s_q - j|`` to a score.
+    deterministic : bool, default False
+        Results are deterministic either way.
+    return_attn_probs : bool, default False
+        Return (o, lse, None), lse float32 ``[b, h_q, s_q]``: the probabilities are never written, and
+        asking for them with dropout is refused.
+
+    Returns
+    -------
+    as q
+        ``[b, s_q, h_q, d]``; a row that sees no key is 0.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        Each names the argument, what it was and what it must be.
+
+    References
+    ----------
+    .. [1] T. Dao, https://github.com/Dao-AILab/flash-attention, version 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abacist.compat import flash_attn
+    >>> q = k = v = np.ones((1, 4, 2, 8), np.float32)
+    >>> flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(2, -1)).shape
+    (1, 4, 2, 8)
     """
-    return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                deterministic, return_attn_probs)  # fmt: skip
+    return _call.run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                     deterministic, return_attn_probs)  # fmt: skip
 
 
 def flash_attn_kvpacked_func(
@@ -138,9 +105,36 @@ def flash_attn_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> typing.Any:
-    """As `flash_attn_func` with ``kv [b, s_k, 2, h_k, d]``."""
-    return _run(q, *_unpack("kv", kv, 2), dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, deterministic, return_attn_probs, KV_NAMES)  # fmt: skip
+    """`flash_attn_func` with k and v side by side.
+
+    Parameters
+    ----------
+    q : torch.Tensor, numpy.ndarray or jax.Array
+        ``[b, s_q, h_q, d]``.
+    kv : as q
+        ``[b, s_k, 2, h_k, d]``.
+    The others
+        As the parameters of `flash_attn_func`.
+
+    Returns
+    -------
+    As `flash_attn_func`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `flash_attn_func`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abacist.compat import flash_attn
+    >>> q, kv = np.ones((1, 4, 2, 8), np.float32), np.ones((1, 4, 2, 2, 8), np.float32)
+    >>> flash_attn.flash_attn_kvpacked_func(q, kv).shape
+    (1, 4, 2, 8)
+    """
+    return _call.run(q, *_call.unpack("kv", kv, 2), dropout_p, softmax_scale, causal, window_size, softcap,
+                     alibi_slopes, deterministic, return_attn_probs, _call.KV_NAMES)  # fmt: skip
 
 
 def flash_attn_qkvpacked_func(
@@ -154,14 +148,33 @@ def flash_attn_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> typing.Any:
-    """As `flash_attn_func` with ``qkv [b, s, 3, h, d]``."""
-    return _run(*_unpack("qkv", qkv, 3), dropout_p, softmax_scale, causal, window_size, softcap,
-                alibi_slopes, deterministic, return_attn_probs, QKV_NAMES)  # fmt: skip
+    """`flash_attn_func` with q, k and v side by side.
 
+    Parameters
+    ----------
+    qkv : torch.Tensor, numpy.ndarray or jax.Array
+        ``[b, s, 3, h, d]``.
+    The others
+        As the parameters of `flash_attn_func`.
 
-def _varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k) -> dict[str, typing.Any]:
-    return {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-            "max_s_q": max_seqlen_q, "max_s_k": max_seqlen_k}  # fmt: skip
+    Returns
+    -------
+    As `flash_attn_func`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `flash_attn_func`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abacist.compat import flash_attn
+    >>> flash_attn.flash_attn_qkvpacked_func(np.ones((1, 4, 3, 2, 8), np.float32)).shape
+    (1, 4, 2, 8)
+    """
+    return _call.run(*_call.unpack("qkv", qkv, 3), dropout_p, softmax_scale, causal, window_size, softcap,
+                     alibi_slopes, deterministic, return_attn_probs, _call.QKV_NAMES)  # fmt: skip
 
 
 def flash_attn_varlen_func(
@@ -182,26 +195,56 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: typing.Any = None,
 ) -> typing.Any:
-    """Sequences one after another: ``q [total_q, h_q, d]``, ``k, v [total_k, h_k, d]``.
+    """Attention of sequences that lie one after another.
 
-    `cu_seqlens_q` and `cu_seqlens_k` are int32 ``[b + 1]``. With a `block_table`, int32
-    ``[b, max_pages]``, k and v are pages ``[pages, page_size, h_k, d]`` and `cu_seqlens_k` gives the
-    lengths; that is without gradients, as in the original.
+    Parameters
+    ----------
+    q : torch.Tensor, numpy.ndarray or jax.Array
+        ``[total_q, h_q, d]``.
+    k, v : as q
+        ``[total_k, h_k, d]``, or with a `block_table` ``[pages, page_size, h_k, d]``.
+    cu_seqlens_q, cu_seqlens_k : as q
+        int32 ``[b + 1]``: sequence n has rows ``cu_seqlens[n]`` to ``cu_seqlens[n + 1]``.
+    max_seqlen_q, max_seqlen_k : int
+        Bounds of the lengths.
+    block_table : torch.Tensor, optional
+        int32 ``[b, max_pages]``: k and v are pages, and `cu_seqlens_k` gives the lengths. On the CPU,
+        without gradients, as in the original.
+    The others
+        As the parameters of `flash_attn_func`.
+
+    Returns
+    -------
+    as q
+        ``[total_q, h_q, d]``, or (o, lse, None) with lse ``[h_q, total_q]``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `flash_attn_func`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abacist.compat import flash_attn
+    >>> q, ends = np.ones((7, 2, 8), np.float32), np.array([0, 3, 7], np.int32)
+    >>> flash_attn.flash_attn_varlen_func(q, q, q, ends, ends, 4, 4, causal=True).shape
+    (7, 2, 8)
     """
     if block_table is None:
-        return _run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
-                    deterministic, return_attn_probs,
-                    **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
-    _check_flags(deterministic, return_attn_probs, dropout_p)
-    ways = _ways(q, k, v)
+        return _call.run(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                         deterministic, return_attn_probs,
+                         **_call.lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
+    _call.check_flags(deterministic, return_attn_probs, dropout_p)
+    ways = _call.ways(q, k, v)
     try:
         result = ways.varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, block_table,
-            alibi_slopes, return_attn_probs, causal=causal, window=_window(window_size),
+            alibi_slopes, return_attn_probs, causal=causal, window=_call.window(window_size),
             scale=softmax_scale, softcap=softcap, dropout_p=dropout_p,
         )  # fmt: skip
     except ERRORS as error:
-        raise renamed(error, NAMES) from None
+        raise renamed(error, _call.NAMES) from None
     return (*result, None) if return_attn_probs else result[0]
 
 
@@ -221,10 +264,43 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> typing.Any:
-    """As `flash_attn_varlen_func` with ``kv [total_k, 2, h_k, d]``."""
-    return _run(q, *_unpack("kv", kv, 2, True), dropout_p, softmax_scale, causal, window_size,
-                softcap, alibi_slopes, deterministic, return_attn_probs, KV_NAMES,
-                **_varlen(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
+    """`flash_attn_varlen_func` with k and v side by side.
+
+    Parameters
+    ----------
+    q : torch.Tensor, numpy.ndarray or jax.Array
+        ``[total_q, h_q, d]``.
+    kv : as q
+        ``[total_k, 2, h_k, d]``.
+    cu_seqlens_q, cu_seqlens_k : as q
+        int32 ``[b + 1]``: sequence n has rows ``cu_seqlens[n]`` to ``cu_seqlens[n + 1]``.
+    max_seqlen_q, max_seqlen_k : int
+        Bounds of the lengths.
+    The others
+        As the parameters of `flash_attn_func`.
+
+    Returns
+    -------
+    as q
+        ``[total_q, h_q, d]``, or (o, lse, None) with lse ``[h_q, total_q]``.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `flash_attn_func`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abacist.compat import flash_attn
+    >>> q, kv = np.ones((7, 2, 8), np.float32), np.ones((7, 2, 2, 8), np.float32)
+    >>> ends = np.array([0, 3, 7], np.int32)
+    >>> flash_attn.flash_attn_varlen_kvpacked_func(q, kv, ends, ends, 4, 4).shape
+    (7, 2, 8)
+    """
+    return _call.run(q, *_call.unpack("kv", kv, 2, True), dropout_p, softmax_scale, causal, window_size,
+                     softcap, alibi_slopes, deterministic, return_attn_probs, _call.KV_NAMES,
+                     **_call.lengths(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k))  # fmt: skip
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -240,10 +316,39 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> typing.Any:
-    """As `flash_attn_varlen_func` with ``qkv [total, 3, h, d]``."""
-    return _run(*_unpack("qkv", qkv, 3, True), dropout_p, softmax_scale, causal, window_size,
-                softcap, alibi_slopes, deterministic, return_attn_probs, VARLEN_QKV_NAMES,
-                **_varlen(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))  # fmt: skip
+    """`flash_attn_varlen_func` with q, k and v side by side.
+
+    Parameters
+    ----------
+    qkv : torch.Tensor, numpy.ndarray or jax.Array
+        ``[total, 3, h, d]``.
+    cu_seqlens : as qkv
+        int32 ``[b + 1]``: sequence n has rows ``cu_seqlens[n]`` to ``cu_seqlens[n + 1]``.
+    max_seqlen : int
+        Bound of the lengths.
+    The others
+        As the parameters of `flash_attn_func`.
+
+    Returns
+    -------
+    As `flash_attn_varlen_func`.
+
+    Raises
+    ------
+    TypeError, ValueError, NotImplementedError
+        As `flash_attn_func`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from abacist.compat import flash_attn
+    >>> qkv, ends = np.ones((7, 3, 2, 8), np.float32), np.array([0, 3, 7], np.int32)
+    >>> flash_attn.flash_attn_varlen_qkvpacked_func(qkv, ends, 4).shape
+    (7, 2, 8)
+    """
+    return _call.run(*_call.unpack("qkv", qkv, 3, True), dropout_p, softmax_scale, causal, window_size,
+                     softcap, alibi_slopes, deterministic, return_attn_probs, _call.VARLEN_QKV_NAMES,
+                     **_call.lengths(cu_seqlens, cu_seqlens, max_seqlen, max_seqlen))  # fmt: skip
 
 
 def flash_attn_with_kvcache(
@@ -312,6 +417,16 @@ def flash_attn_with_kvcache(
         Each names the argument. Arguments are checked, and that the cache has room, before it is
         written; a page id outside the pool among the pages in use is found afterwards.
         NotImplementedError: `cache_leftpad`, `num_splits` above 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from abacist.compat import flash_attn
+    >>> cache, new = torch.zeros(2, 1, 9, 2, 8), torch.ones(1, 1, 2, 8)
+    >>> flash_attn.flash_attn_with_kvcache(new, *cache, new, new, cache_seqlens=4, causal=True).shape
+    torch.Size([1, 1, 2, 8])
+    >>> bool(cache[0, 0, 4].all())
+    True
     """
     if cache_leftpad is not None:
         raise NotImplementedError(
@@ -327,11 +442,11 @@ def flash_attn_with_kvcache(
         )
     rest = (cache_seqlens, cache_batch_idx, block_table, alibi_slopes, bool(num_splits),
             return_softmax_lse)  # fmt: skip
-    score = {"causal": causal, "window": _window(window_size), "scale": softmax_scale, "softcap": softcap}
-    ways = _ways(q, k_cache, v_cache)
+    score = {"causal": causal, "window": _call.window(window_size), "scale": softmax_scale, "softcap": softcap}
+    ways = _call.ways(q, k_cache, v_cache)
     try:
         o, lse = ways.decode(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved,
                              *rest, **score)  # fmt: skip
     except ERRORS as error:
-        raise renamed(error, NAMES) from None
+        raise renamed(error, _call.NAMES) from None
     return (o, lse) if return_softmax_lse else o

@@ -106,6 +106,12 @@ def register(name: str = "abacist") -> None:
     ----------
     name : str, default "abacist"
 
+    Raises
+    ------
+    ImportError
+        transformers is not installed, or older than 4.56. What a model asks for and cannot be had is
+        refused when it runs, by the names of transformers' own interface.
+
     Notes
     -----
     Causal masks without padding are not written out: transformers leaves them to the implementation,
