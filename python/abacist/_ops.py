@@ -90,16 +90,59 @@ def _gradients(ctx, d_o, d_lse):
 forward.register_autograd(_gradients, setup_context=_setup)
 
 
+def check_tensors(**named: typing.Any) -> None:
+    for name, x in named.items():
+        if x is not None and not isinstance(x, torch.Tensor):
+            raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor as q is")
+        if x is not None and x.layout != torch.strided:
+            raise TypeError(f"{name}: has layout {x.layout}, must be torch.strided")
+        if x is not None and x.is_nested:
+            raise TypeError(f"{name}: is a nested tensor, must be a plain one (cu_seqlens packs sequences)")
+
+
+def check_options(
+    causal, window, scale, softcap, align="bottom-right", max_s_q=0, max_s_k=0, dropout_p=0.0,
+    backend=None,
+) -> None:  # fmt: skip
+    """As in eager mode; torch.compile has its own way with what is wrong, which names the argument of
+    the operator. Symbolic sizes are right: what they stand for is checked when the operator runs."""
+    if torch.compiler.is_dynamo_compiling():
+        return
+
+    def sizes(values) -> typing.Any:
+        return tuple(0 if isinstance(x, torch.SymInt) else x for x in values)
+
+    if isinstance(window, (tuple, list)):
+        window = sizes(window)
+    most = [_abi.integer(name, x, _abi.UNBOUNDED) for name, x in
+            zip(("max_s_q", "max_s_k"), sizes((max_s_q, max_s_k)))]  # fmt: skip
+    _abi.options(causal, window, scale, softcap, align, *most, _abi.real("dropout_p", dropout_p), 0)
+    _abi.plan_options(backend)
+
+
 def attention(q, k, v, return_lse: bool, heads_first: bool, **given: typing.Any) -> typing.Any:
     """What attention() is while torch.compile traces it."""
-    if given["dropout_p"] and given["seed"] is None:
-        raise NotImplementedError("seed: must be given for dropout under torch.compile")
+    check_tensors(q=q, k=k, v=v, bias=given["bias"], mask=given["mask"], sinks=given["sinks"],
+                  **{name: given[name] for name in EXTRAS[:-1]})  # fmt: skip
     _abi.flag("deterministic", given["deterministic"])
     if torch.is_grad_enabled():
         _torch.refuse_slopes_gradient(given["alibi_slopes"])
     varlen = _problem.check_seqlens(*(given[name] for name in (
         "cu_seqlens_q", "cu_seqlens_k", "max_s_q", "max_s_k")))  # fmt: skip
-    window, seed = given["window"], given["seed"] or 0
+    check_options(
+        given["causal"], given["window"], given["scale"], given["softcap"], given["align"],
+        given["max_s_q"] if varlen else 0, given["max_s_k"] if varlen else 0, given["dropout_p"],
+        given["backend"],
+    )  # fmt: skip
+    window, seed = given["window"], given["seed"]
+    if seed is None and given["dropout_p"]:
+        raise NotImplementedError(
+            "seed: must be given for dropout under torch.compile (abacist.attention takes one)"
+        )
+    if seed is None:
+        seed = 0
+    elif not torch.compiler.is_dynamo_compiling():
+        seed = _abi.integer("seed", seed, 2**64 - 1)
     if window is not None:
         if any(bound is not None and bound < 0 for bound in window):
             raise ValueError(f"window: is {window}, bounds must be at least 0, or None for unbounded")

@@ -357,7 +357,7 @@ def compiled(q, k, v, return_lse: bool, layout: str, **given: typing.Any) -> typ
     from . import _ops
 
     if not isinstance(layout, str) or layout not in ("bshd", "bhsd"):
-        raise ValueError(f'layout: is {layout!r}, must be "bshd" or "bhsd"')
+        raise ValueError(f'layout: is {_abi.shown(layout)}, must be "bshd" or "bhsd"')
     _refuse_others(k, v)
     q, k, v = _autocast(q, k, v)
     return _ops.attention(q, k, v, return_lse, layout == "bhsd", **given)

@@ -112,7 +112,7 @@ def test_refusals_name_the_argument(options, text):
 
 REST = {
     "plain": (None,) * 5 + (True, [2, -1], None, 0.0, "bottom-right", 0, 0, 0.0, 0, False, None),
-    "bhsd": (torch.rand(4), None, None, torch.tensor([4], dtype=torch.int32), torch.ones(4, 5, dtype=torch.bool))
+    "bhsd": (torch.rand(4), None, None, torch.tensor([4], dtype=torch.int32), torch.ones(3, 5, dtype=torch.bool))
     + (False, None, 0.3, 2.0, "top-left", 0, 0, 0.25, -7, True, "cpu"),
 }  # fmt: skip
 
@@ -121,9 +121,9 @@ REST = {
 def test_opcheck(name):
     from abacist import _ops  # noqa: F401: registers the operators
 
-    q, k, v, bias, sinks = leaves((1, 4, 4, 8), (1, 5, 2, 8), (1, 5, 2, 4), (1, 4, 1, 5), (4,))
+    q, k, v, bias, sinks = leaves((1, 3, 4, 8), (1, 5, 2, 8), (1, 5, 2, 6), (1, 4, 1, 5), (4,))
     if name == "bhsd":
-        k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (k, v))
+        q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in (q, k, v))
     torch.library.opcheck(torch.ops.abacist.attention, (q, k, v, bias, sinks, *REST[name]))
     with torch.no_grad():
         o, lse = torch.ops.abacist.attention(q, k, v, bias, sinks, *REST[name])

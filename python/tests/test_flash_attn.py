@@ -387,6 +387,18 @@ def test_refusals_name_the_argument_and_write_nothing(kind, message, changed):
     assert all((cache == 0).all() for cache in caches.values())
 
 
+def test_one_split_keeps_the_bits_of_a_sequence_in_any_batch():
+    torch.manual_seed(7)
+    q, k, v = random(4, 1, 2, 16), random(4, 5000, 1, 16), random(4, 5000, 1, 16)
+    equal = []
+    for splits in (0, 1):
+        together = flash_attn.flash_attn_with_kvcache(q, k, v, num_splits=splits)
+        alone = flash_attn.flash_attn_with_kvcache(q[:1], k[:1], v[:1], num_splits=splits)
+        close(together, oracle.attention(q, k, v)[0])
+        equal.append(torch.equal(together[:1], alone))
+    assert equal == [False, True]  # without a promise the splits follow from the batch, too
+
+
 def test_a_page_that_is_not_there_is_found():
     with pytest.raises(ValueError, match="^block_table"):
         cache_call(**{**TABLE, "block_table": int32([[5, 1]]), "k": None, "v": None, "cache_seqlens": 4})

@@ -2,7 +2,9 @@
 
 import base64
 import concurrent.futures
+import copy
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -180,6 +182,16 @@ def test_plan_says_what_runs_and_why_not_another():
     assert abacist.plan(q, k, v, backend="reference").kernel == "reference"
     with pytest.raises(NotImplementedError, match="cpu: scale is 1e-200"):
         abacist.plan(q, k, v, scale=1e-200)
+
+
+def test_plans_are_copied_and_outlive_their_arrays():
+    lengths = np.full(1, 90, np.int32)
+    q, k, v = arrays(6, 1, 100, 100, 2, 2, 8, 8)
+    plan = abacist.plan(q, k, v, causal=True, key_lengths=lengths)
+    svg = abacist.show(plan).svg
+    del q, k, v, lengths
+    for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert other == plan and hash(other) == hash(plan) and abacist.show(other).svg == svg
 
 
 def test_plan_is_of_the_call_that_runs_it():

@@ -83,20 +83,40 @@ TORCH_CALLS = CALLS | {
                                                 "cache_seqlens": 5, **TABLE}),
     "sdpa": (sdpa, {"query": X, "key": X, "value": X}),
 }  # fmt: skip
-PAIRS = [("numpy", name) for name in CALLS] + [("torch", name) for name in TORCH_CALLS]
+PAIRS = [("numpy", name) for name in CALLS]
+PAIRS += [(kind, name) for kind in ("torch", "watched") for name in TORCH_CALLS]
+
+
+def watched(function):
+    """The function where a call is an operator of torch (test_tracers.py)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            return operator(*args, **(kwargs or {}))
+
+    def run(**arguments):
+        with Seen():
+            return function(**arguments)
+
+    return run
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|quantize)")
 @pytest.mark.parametrize("kind, name", PAIRS)
 def test_an_error_names_an_argument(kind, name):
-    function, given = (TORCH_CALLS if kind == "torch" else CALLS)[name]
-    values = dict(STRANGE)
-    if kind == "torch":
+    function, given = (CALLS if kind == "numpy" else TORCH_CALLS)[name]
+    parameters, values, refused, wrong = inspect.signature(function).parameters, dict(STRANGE), 0, []
+    names = set(parameters)
+    if kind == "watched":
+        pytest.importorskip("torch", reason="torch is not installed")
+        function = watched(function)
+        names.add("seed")  # of dropout, which has to be given there
+    if kind != "numpy":
         values |= {"tensor " + key: x for key, x in strange_tensors().items()}
         torch = pytest.importorskip("torch", reason="torch is not installed")
         given = {key: torch.from_numpy(x.copy()) if isinstance(x, np.ndarray) else x for key, x in given.items()}
     function(**given)
-    parameters, refused, wrong = inspect.signature(function).parameters, 0, []
     for argument in parameters:
         for what, value in values.items():
             try:
@@ -104,7 +124,7 @@ def test_an_error_names_an_argument(kind, name):
             except (TypeError, ValueError, NotImplementedError) as error:
                 refused += 1
                 named = re.match(r"([a-z_]+(?:, [a-z_]+)*): ", str(error))
-                if not named or not set(named[1].split(", ")) <= set(parameters):
+                if not named or not set(named[1].split(", ")) <= names:
                     wrong.append(f"{argument} = {what}: {error}")
             except Exception as error:
                 wrong.append(f"{argument} = {what}: {type(error).__name__}: {error}")

@@ -163,6 +163,14 @@ def test_pages_in_one_graph():
         assert torch.equal(x, y)
 
 
+def test_opcheck_of_pages():
+    from abacist.compat import _cache_ops  # noqa: F401: registers the operator
+
+    score = (torch.rand(2), True, [3, -1], None, 2.0)
+    torch.library.opcheck(torch.ops.abacist.read_pages, (
+        torch.randn(6, 2, 8), POOL, POOL[..., :5], STARTS, STARTS, 6, 8, TABLE, *score))  # fmt: skip
+
+
 def test_the_default_device_is_not_asked():
     q, cache = torch.randn(1, 3, 2, 8), torch.randn(2, 2, 9, 2, 8)
     rows, mask = int32([1]), torch.ones(1, 1, 300, 300, dtype=torch.bool).tril()

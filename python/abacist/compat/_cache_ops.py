@@ -8,6 +8,7 @@ import typing
 
 import torch
 
+from .. import _abi, _ops
 from . import _call, _kvcache
 from ._names import ERRORS, renamed
 
@@ -77,13 +78,21 @@ def decode(
     alibi_slopes, unsplit, with_lse, *, causal, window, scale, softcap,
 ) -> tuple:  # fmt: skip
     """What flash_attn_with_kvcache is while torch.compile traces it."""
+    number = isinstance(cache_seqlens, (int, torch.SymInt)) and not isinstance(cache_seqlens, bool)
+    _ops.check_tensors(
+        q=q, k=k, v=v, rotary_cos=cos, rotary_sin=sin, cache_batch_idx=cache_batch_idx,
+        block_table=block_table, alibi_slopes=alibi_slopes, cache_seqlens=None if number else cache_seqlens,
+    )  # fmt: skip
+    _kvcache.check_ranks(q=q, k_cache=k_cache, v_cache=v_cache)
+    if type(cache_seqlens) is int and not 0 <= cache_seqlens < 2**31:
+        raise ValueError(f"cache_seqlens: is {_abi.shown(cache_seqlens)}, must be in [0, 2^31)")
+    _ops.check_options(causal, window, scale, softcap)
     if (k is None) != (v is None):
         raise ValueError(f"{'k' if k is None else 'v'}: is missing, k and v must be given together")
     if k is None and not (cos is None and sin is None):
         raise ValueError("k: is missing, rotary_cos, rotary_sin and k must be given together")
     if k is not None and k_cache is v_cache:  # each is written as a copy: nobody else would notice
         raise ValueError("k_cache: overlaps v_cache; outputs must not share memory")
-    number = isinstance(cache_seqlens, (int, torch.SymInt))
     where = (
         None if number else cache_seqlens, cache_seqlens if number else None, cache_batch_idx,
         block_table, alibi_slopes, unsplit, causal, _packed(window), scale, float(softcap),
@@ -123,6 +132,11 @@ def varlen(
     with_lse, *, causal, window, scale, softcap, dropout_p,
 ) -> tuple:  # fmt: skip
     """What flash_attn_varlen_func over pages is while torch.compile traces it."""
+    _kvcache.check_ranks(3, q=q)
+    _kvcache.check_ranks(k=k, v=v)
+    _kvcache.check_ranks(1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    _ops.check_tensors(block_table=block_table, alibi_slopes=alibi_slopes)
+    _ops.check_options(causal, window, scale, softcap, "bottom-right", max_seqlen_q, max_seqlen_k, dropout_p)
     if dropout_p:
         raise NotImplementedError("dropout_p: must be 0 with a block_table under torch.compile")
     _kvcache.refuse_gradients(q, k, v)

@@ -207,7 +207,7 @@ def _lengths(cache_seqlens, b: int, room: int, needed: bool) -> torch.Tensor | N
     return integers("cache_seqlens", cache_seqlens, (b,))
 
 
-def _check_ranks(rank: int = 4, **tensors: typing.Any) -> None:
+def check_ranks(rank: int = 4, **tensors: typing.Any) -> None:
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor")
@@ -230,7 +230,7 @@ def decode(
     new = {}
     if k is not None:
         new = {"k": k, "v": v}
-    _check_ranks(q=q, k_cache=k_cache, v_cache=v_cache, **new)
+    check_ranks(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     check_types(q=q, k_cache=k_cache, v_cache=v_cache, **new)
     b = q.shape[0]
     table = _pages(k_cache, block_table, cache_batch_idx, b)
@@ -264,11 +264,11 @@ def varlen(
     with_lse, *, causal, window, scale, softcap, dropout_p,
 ) -> tuple:  # fmt: skip
     """flash_attn_varlen_func over pages: o and lse."""
-    _check_ranks(3, q=q)
-    _check_ranks(k=k, v=v)
+    check_ranks(3, q=q)
+    check_ranks(k=k, v=v)
     refuse_gradients(q, k, v)
     check_types(q=q, k=k, v=v)
-    _check_ranks(1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    check_ranks(1, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     b = len(cu_seqlens_q) - 1
     starts = integers("cu_seqlens_q", cu_seqlens_q, (b + 1,))
     lengths = integers("cu_seqlens_k", cu_seqlens_k, (b + 1,)).diff()
