@@ -120,6 +120,18 @@ def check_options(
     _abi.plan_options(backend)
 
 
+def _drawn_seed() -> int:
+    """As in eager mode, where nothing is recorded: there it would be a constant."""
+    if not (torch.compiler.is_compiling() or torch.jit.is_tracing()):
+        try:
+            return _torch.random_seed()
+        except RuntimeError:  # of tracers and fake tensors: a number that they do not know
+            pass
+    raise NotImplementedError(
+        "seed: must be given for dropout under torch.compile (abacist.attention takes one)"
+    )
+
+
 def attention(q, k, v, return_lse: bool, heads_first: bool, **given: typing.Any) -> typing.Any:
     """What attention() is while torch.compile traces it."""
     check_tensors(q=q, k=k, v=v, bias=given["bias"], mask=given["mask"], sinks=given["sinks"],
@@ -135,12 +147,8 @@ def attention(q, k, v, return_lse: bool, heads_first: bool, **given: typing.Any)
         given["backend"],
     )  # fmt: skip
     window, seed = given["window"], given["seed"]
-    if seed is None and given["dropout_p"]:
-        raise NotImplementedError(
-            "seed: must be given for dropout under torch.compile (abacist.attention takes one)"
-        )
     if seed is None:
-        seed = 0
+        seed = _drawn_seed() if given["dropout_p"] else 0
     elif not torch.compiler.is_dynamo_compiling():
         seed = _abi.integer("seed", seed, 2**64 - 1)
     if window is not None:

@@ -1,6 +1,8 @@
 """Who records or replaces torch's operators sees one for a call: make_fx, fake tensors, dispatch modes,
 tensors with a dispatch of their own. What runs later is what ran in eager mode."""
 
+import contextlib
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -119,6 +121,25 @@ def test_a_dispatch_mode_sees_one_operator():
         o, array = FUNCTIONS["attention"](q), FUNCTIONS["attention"](x)
     assert names == ["abacist.attention.default"]
     assert torch.equal(o, FUNCTIONS["attention"](q)) and np.array_equal(array, o)
+
+
+def test_a_seed_is_drawn_where_nothing_is_recorded():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def dropped(q):
+        return sdpa(q, q, q, dropout_p=0.5)
+
+    q, results = two()[0], []
+    for mode in (contextlib.nullcontext(), FlopCounterMode(display=False)):
+        torch.manual_seed(1)
+        with mode:
+            results.append(dropped(q))
+    assert torch.equal(*results) and not torch.equal(results[0], dropped(q))
+    for tracing in ("real", "fake", "symbolic"):
+        with pytest.raises(NotImplementedError, match="^seed: must be given"):
+            make_fx(dropped, tracing_mode=tracing)(q)
+    with pytest.raises(NotImplementedError, match="^seed: must be given"), FakeTensorMode() as fake:
+        dropped(fake.from_tensor(q))
 
 
 def test_a_subclass_without_dispatch_is_a_tensor():
