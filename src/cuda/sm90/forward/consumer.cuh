@@ -255,7 +255,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       float f0, f1;
       modify(n);
       mask(n);
-      softmax_online(s, state, scale_log2, false, 0.5f * float(w.len_k), f0, f1);
+      softmax_online(s, state, scale_log2, false, uniform(w.mode) == Work::redo,
+                     0.5f * float(w.len_k), f0, f1);
       end_pv_step();
       scale_rows(o, f0, f1);
       pack_probability();
@@ -282,7 +283,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     end_qk(begin);
     modify(begin);
     mask(begin);
-    softmax_online(s, state, scale_log2, true, 0.0f, unused0, unused1);
+    softmax_online(s, state, scale_log2, true, uniform(w.mode) == Work::redo, 0.0f, unused0,
+                   unused1);
     if constexpr (Tile.chained()) {
       ptx::wgmma_wait<0>();
       ptx::hold_registers(o);

@@ -55,10 +55,6 @@ struct RowEnds {
   bool check;              // uniform over the warp: O or l may have overflowed, look at them
 };
 
-__device__ __forceinline__ float lse_of(float m, float l) {
-  return l == 0.0f ? -INFINITY : (m + __log2f(l)) * 0.6931471805599453f;
-}
-
 // LSE of rows r and r + 8 of a tile.
 template <ForwardTile Tile>
 __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w, int r, float m0,
@@ -94,15 +90,20 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
   const bool redoable =
       w.mode == Work::normal && w.parts[r / 64].frozen_begin < w.parts[r / 64].frozen_end;
   RowEnds ends;
+  const bool huge0 = is_huge(m0) && w.mode == Work::normal;
+  const bool huge1 = is_huge(m1) && w.mode == Work::normal;
   ends.check =
-      __any_sync(0xffffffffu, redoable && (state.suspect || !(l0 <= safe) || !(l1 <= safe)));
+      __any_sync(0xffffffffu,
+                 (redoable && (state.suspect || !(l0 <= safe) || !(l1 <= safe))) || huge0 || huge1);
+  if (huge0) l0 = NAN;
+  if (huge1) l1 = NAN;
   bool empty0 = false, empty1 = false;
   if (w.some_empty) {
     const MaskRule rule(p, w);
     empty0 = rule.is_empty(row_position<Tile.packs()>(p, w, r));
     empty1 = rule.is_empty(row_position<Tile.packs()>(p, w, r + 8));
-    if (empty0) m0 = -INFINITY, l0 = 0.0f;
-    if (empty1) m1 = -INFINITY, l1 = 0.0f;
+    if (empty0) m0 = -INFINITY, l0 = 1.0f;
+    if (empty1) m1 = -INFINITY, l1 = 1.0f;
   }
   float scaled0 = 1.0f, scaled1 = 1.0f;
   if (p.sinks) {
@@ -234,6 +235,7 @@ template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int group, int lane,
                                            const float (&o)[Tile.d_v / 2], const RowEnds& ends,
                                            char* staging, int* redo) {
+  ptx::test_delay();
   const int warp = threadIdx.x / 32 % 4, warp_row = group * 64 + warp * 16;
   const int r = warp_row + lane / 4;
   if (ends.check) {

@@ -67,6 +67,7 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   // Writes the next message into its slot of works[], field by field: a Work in registers would
   // spill.
   auto select = [&] {
+    ptx::test_delay();
     Work& w = shared.works[issued % kWorkSlots];
     const bool flushed = issued > 0 && shared.works[(issued - 1) % kWorkSlots].mode == Work::flush;
     int again = take_redo(issued - kRedoDelay, issued - kRedoDelay + 1);

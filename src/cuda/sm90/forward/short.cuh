@@ -130,12 +130,11 @@ __device__ __forceinline__ void end_short_row(const ShortParams& p, const float 
   const int c = threadIdx.x % 4;
   float m = row.m, l = row.l, scaled = 1.0f;
   const bool empty = row.begin >= row.end;
-  if (empty) m = -INFINITY, l = 0.0f;
+  if (empty) m = -INFINITY, l = 1.0f;
   if (p.sinks) scaled = add_sink(p.sinks[head] * 1.4426950408889634f, m, l);
   const float factor = empty ? 0.0f : __fdividef(scaled, l);
   if (p.lse && c == 0) {
-    p.lse[batch * p.lse_stride_b + head * p.lse_stride_h + q_offset + row.position] =
-        l == 0.0f ? -INFINITY : (m + __log2f(l)) * 0.6931471805599453f;
+    p.lse[batch * p.lse_stride_b + head * p.lse_stride_h + q_offset + row.position] = lse_of(m, l);
   }
   Element* line = static_cast<Element*>(p.o) + batch * p.o_stride_b + head * p.o_stride_h +
                   (q_offset + int64_t(row.position)) * p.o_stride_s;
@@ -199,6 +198,7 @@ __global__ void __launch_bounds__(kShortThreads, 2)
   float o[kTiles][4] = {};
 #pragma unroll 1
   for (int key0 = first_key / 16 * 16; key0 < end_key; key0 += 16) {
+    ptx::test_delay();
     // What no row sees is not read: it may be another sequence's.
     auto is_read = [&](int key) { return key >= first_key && key < end_key; };
     uint4 k_part[2][kChunks], v_part[4][kTiles / 8];

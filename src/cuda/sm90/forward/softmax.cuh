@@ -47,14 +47,27 @@ __device__ __forceinline__ float quad_sum(float x) {
 template <class Element>
 inline constexpr float kRaiseThreshold = std::is_same_v<Element, __nv_bfloat16> ? 0x1p24f : 0x1p10f;
 
-// The sink joins a row: m and l with it; what the row's weights are scaled by.
+// Log2 units. Up to here a weight of 1 is off by less than its rounding to f16 (softmax_online).
+inline constexpr float kHugeScore = 0x1p13f;
+
+// Whether a row's maximum is; -inf, for a row that has seen nothing, is not.
+__device__ __forceinline__ bool is_huge(float m) {
+  return fabsf(m) > kHugeScore && fabsf(m) < INFINITY;
+}
+
+// The sink joins a row: m and l with it; what the row's weights are scaled by. One of NaN passes.
 __device__ __forceinline__ float add_sink(float sink, float& m, float& l) {
-  if (!(sink > -INFINITY)) return 1.0f;
+  if (sink == -INFINITY) return 1.0f;
   const float higher = fmaxf(m, sink);
   const float scaled = ptx::exp2_approx(m - higher);
   l = l * scaled + ptx::exp2_approx(sink - higher);
   m = higher;
   return scaled;
+}
+
+// -inf for a row without keys (m = -inf, l = 1); NaN if keys are there but all their scores -inf.
+__device__ __forceinline__ float lse_of(float m, float l) {
+  return l == 0.0f ? NAN : (m + __log2f(l)) * 0.6931471805599453f;
 }
 
 template <int N>
@@ -65,9 +78,14 @@ __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 
 // s -> p in place, l and m updated. a0, a1: what O must be multiplied with before this tile's P V.
 // scale_log2 may be negative or zero; s of a masked element is -inf.
+// What rounding takes from max(s) scale_log2, up to 2^-24 of it, remains in all exponents of a row.
+// For huge scores that is too much: the largest weight is not 1, past 2^32 not even finite. Those
+// rows are done again (end_rows), where products are rounded before anything is subtracted:
+// precise.
 template <int N>
 __device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, float scale_log2,
-                                               bool first, float safe_sum, float& a0, float& a1) {
+                                               bool first, bool precise, float safe_sum, float& a0,
+                                               float& a1) {
   row.suspect = !first && (row.suspect || !(fmaxf(row.l0, row.l1) <= safe_sum));
   if (scale_log2 < 0) {  // uniform; masked elements must stay -inf
 #pragma unroll
@@ -89,6 +107,10 @@ __device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, flo
   // A row that has seen nothing yet: 2^(-inf - 0) = 0 for every element, and no NaN.
   const float use0 = x0 == -INFINITY ? 0.0f : x0;
   const float use1 = x1 == -INFINITY ? 0.0f : x1;
+  if (precise) {  // uniform
+    scale_rows(s, scale_log2, scale_log2);
+    scale_log2 = 1.0f;
+  }
   a0 = first ? 0.0f : ptx::exp2_approx(row.m0 - use0);
   a1 = first ? 0.0f : ptx::exp2_approx(row.m1 - use1);
   row.m0 = x0;
