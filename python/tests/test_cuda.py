@@ -211,8 +211,36 @@ def test_backends_by_name():
         abacist.attention(*(x.float().cpu().numpy() for x in (q, k, v)), backend="cuda")
 
 
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+
+
 @on_gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@two_gpus
+def test_a_stream_of_a_gpu_that_is_not_current():
+    """The side stream of cuda:1 orders the run, whose workspace lies there, while cuda:0 is current."""
+    q, k, v = (x[0] for x in tensors(11, 1, 4000, 4000, 8, 8, 128))
+    cu = torch.tensor([0, 1000, 4000], dtype=torch.int32, device="cuda")
+    rest = dict(max_s_q=3000, max_s_k=3000, causal=True)
+    expected = abacist.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, **rest)
+    there = [x.to("cuda:1") for x in (q, k, v, cu)]
+    torch.cuda.synchronize(1)
+    with torch.cuda.stream(torch.cuda.Stream("cuda:1")):
+        for _ in range(3):
+            late = torch.zeros_like(there[0])
+            torch.cuda._sleep(20_000_000)
+            late.copy_(there[0])
+            with torch.cuda.device(0):
+                o = abacist.attention(late, *there[1:3], cu_seqlens_q=there[3], cu_seqlens_k=there[3], **rest)
+                assert torch.cuda.current_device() == 0
+            del late
+            torch.empty_like(there[0]).fill_(float("nan"))
+            copy = o.clone()
+    torch.cuda.synchronize(1)
+    assert copy.device == there[0].device and torch.equal(copy.to("cuda:0"), expected)
+
+
+@on_gpu
+@two_gpus
 def test_the_device_of_the_tensors_not_the_current_one():
     q, k, v = tensors(10, 1, 40, 50, 2, 2, 64)
     expected = abacist.attention(q, k, v)

@@ -38,6 +38,9 @@ abacist_tensors in_c(const ForwardTensors& x) {
   t.lse = in_c(x.lse);
   t.cu_seqlens_q = in_c(x.cu_seqlens_q);
   t.cu_seqlens_k = in_c(x.cu_seqlens_k);
+  t.alibi_slopes = in_c(x.alibi_slopes);
+  t.sinks = in_c(x.sinks);
+  t.key_lengths = in_c(x.key_lengths);
   return t;
 }
 
@@ -45,6 +48,13 @@ abacist_options in_c(const Options& x) {
   abacist_options options{};
   options.struct_size = sizeof(options);
   options.causal = x.mask.causal;
+  options.align = static_cast<int32_t>(x.mask.align);
+  options.has_window = 1;
+  options.window_left = x.mask.window.left;
+  options.window_right = x.mask.window.right;
+  options.has_scale = x.score.scale.has_value();
+  options.scale = x.score.scale.value_or(0.0);
+  options.softcap = x.score.softcap;
   options.max_s_q = x.max_lengths.s_q;
   options.max_s_k = x.max_lengths.s_k;
   return options;
@@ -106,6 +116,49 @@ TEST_F(GpuCApi, OneLineCalls) {
   ABACIST_CUDA_OK(cudaDeviceSynchronize());
   gpu.collect(x, results);
   EXPECT_EQ(bits_of(results), bits_of(expected));
+}
+
+/// Every option and operand that GPUs serve, and those that they do not.
+TEST_F(GpuCApi, OptionsAndOperands) {
+  Case c{.b = 2, .h_k = 2, .group = 2, .s_q = 50, .s_k = 70, .d_qk = 64, .d_v = 64};
+  c.dtype = c.o_dtype = DType::f16;
+  c.options.mask = {.window = {20, 3}, .align = Align::top_left};
+  c.options.score = {.scale = -0.1, .softcap = 5.0};
+  c.alibi_rank = 1;
+  c.sinks = true;
+  c.key_lengths = {70, 31};
+  const Instance x(c);
+  Results expected = gpu_results(x);
+  ASSERT_TRUE(run_on_gpu(x, expected).ok());
+  Results results = gpu_results(x);
+  const GpuForward gpu(x, results);
+  abacist_tensors tensors = in_c(gpu.tensors());
+  abacist_options options = in_c(c.options);
+  ASSERT_EQ(abacist_forward(&tensors, &options, nullptr, nullptr), ABACIST_OK)
+      << abacist_last_error();
+  ABACIST_CUDA_OK(cudaDeviceSynchronize());
+  gpu.collect(x, results);
+  EXPECT_EQ(bits_of(results), bits_of(expected));
+
+  const auto refused = [&](const char* reason) {
+    EXPECT_EQ(abacist_forward(&tensors, &options, nullptr, nullptr), ABACIST_UNSUPPORTED);
+    const std::string said = abacist_last_error();
+    EXPECT_NE(said.find(std::string("cuda: ") + reason), std::string::npos) << said;
+  };
+  options.dropout_p = 0.5;
+  refused("no dropout");
+  options.dropout_p = 0.0;
+  const int64_t pairs[] = {1, 1, 50, 70};
+  tensors.bias = abacist_contiguous(tensors.q.data, ABACIST_F16, 4, pairs);
+  tensors.bias.device_type = ABACIST_CUDA;
+  refused("an additive bias");
+  tensors.visible = abacist_contiguous(tensors.q.data, ABACIST_U8, 4, pairs);
+  tensors.visible.device_type = ABACIST_CUDA;
+  tensors.bias = {};
+  refused("a boolean mask");
+  tensors.visible = {};
+  tensors.q.stride[1] += 1;
+  refused("q: strides");
 }
 
 TEST(CudaCApi, DeviceTensorsReachTheBackend) {

@@ -5,6 +5,7 @@
 #include "conformance/table.hpp"
 #include "cuda/support/gpu.hpp"
 #include "support/bounds.hpp"
+#include "support/environment.hpp"
 
 namespace abacist::testing {
 namespace {
@@ -173,6 +174,24 @@ TEST_F(GpuEdge, Row19_EveryHeadDimension) {
   }
 }
 
+/// The same with few queries, heads packed, and, up to 128, with short sequences.
+TEST_F(GpuEdge, Row19_EveryHeadDimensionWithFewQueries) {
+  for (std::int64_t d = 8; d <= 256; d += 8) {
+    for (const std::int64_t s_k : {std::int64_t{40}, std::int64_t{130}}) {
+      Case c = small_case(d % 16 == 0 ? DType::f16 : DType::bf16);
+      c.group = 3;
+      c.s_q = 7;
+      c.s_k = s_k;
+      c.d_qk = d;
+      c.d_v = s_k == 40 ? 128 - (d - 8) % 128 : 264 - d;
+      c.options.mask.causal = true;
+      c.layout = {.random = true, .tma = true};
+      c.stream = static_cast<std::uint64_t>(d);
+      check_on_gpu(Instance(c));
+    }
+  }
+}
+
 TEST_F(GpuEdge, Row26_ZeroLengths) {
   Case c = small_case(DType::bf16);
   c.lens_q = {0, 0, 130, 0, 64, 0};
@@ -217,6 +236,21 @@ TEST_F(GpuEdge, Row38_HalfPrecisionSumsDoNotOverflow) {
   Case c = small_case(DType::f16);
   c.data = {.query_key_std = 0.0, .v_mean = 60'000.0, .v_std = 0.0};
   check_on_gpu(Instance(c));
+}
+
+/// What a biased rounding or sum would add up to over many keys; rows of one head, and of eight.
+TEST_F(GpuEdge, Row48_ErrorAndBiasUpToLengthsOf128K) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const std::int64_t s_k : {4096, 131072}) {
+      for (const std::int64_t group : {1, 8}) {
+        Case c{.h_k = 1, .group = group, .s_q = 40 / group, .s_k = s_k, .d_qk = 64, .d_v = 64};
+        if (effort() == Effort::reduced) c.s_k = std::min<std::int64_t>(c.s_k, 20'000);
+        c.dtype = c.o_dtype = dtype;
+        c.data.v_mean = 2.0;
+        check_on_gpu(Instance(c));
+      }
+    }
+  }
 }
 
 /// Query heads of a group share tiles where queries are few, and short sequences have a kernel of

@@ -196,28 +196,82 @@ TEST_F(GpuRun, Row46_ManyThreadsShareAPlan) {
   EXPECT_EQ(good, kThreads * kRuns);
 }
 
-TEST_F(GpuRun, Row34_TheTensorsDeviceIsUsedWhateverIsCurrent) {
+int gpu_count() {
   int count = 0;
-  ABACIST_CUDA_OK(cudaGetDeviceCount(&count));
-  if (count < 2) GTEST_SKIP() << "one GPU";
-  ABACIST_CUDA_OK(cudaSetDevice(1));
-  Status status;
-  {
-    const Instance x(dense_case());
-    Results results = gpu_results(x);
-    cudaSetDevice(0);
-    const GpuForward gpu(x, results);
-    cudaSetDevice(1);
-    status = forward(gpu.tensors(), x.c.options);
-    int current = -1;
-    cudaGetDevice(&current);
-    EXPECT_EQ(current, 1);
-    cudaSetDevice(0);
-    ABACIST_CUDA_OK(cudaDeviceSynchronize());
-    gpu.collect(x, results);
-    EXPECT_EQ(bits_of(results), alone(x));
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaSuccess);
+  return count;
+}
+
+int current_gpu() {
+  int current = -1;
+  EXPECT_EQ(cudaGetDevice(&current), cudaSuccess);
+  return current;
+}
+
+TEST_F(GpuRun, Row34_TheTensorsDeviceIsUsedWhateverIsCurrent) {
+  if (gpu_count() < 2) GTEST_SKIP() << "one GPU";
+  for (const Case& c : {dense_case(), varlen_case()}) {
+    const Instance x(c);
+    const std::vector<std::byte> expected = alone(x);
+    for (const int place : {1, 0}) {
+      for (const int current : {0, 1}) {
+        SCOPED_TRACE("tensors on cuda:" + std::to_string(place) +
+                     ", current cuda:" + std::to_string(current));
+        const CurrentGpu set(current);
+        Results results = gpu_results(x);
+        const GpuForward gpu(x, results, {DeviceType::cuda, place});
+        Status status = forward(gpu.tensors(), c.options);  // the default stream of their device
+        EXPECT_TRUE(status.ok()) << to_string(status.error());
+        EXPECT_EQ(current_gpu(), current);
+        {
+          const CurrentGpu theirs(place);
+          ABACIST_CUDA_OK(cudaDeviceSynchronize());
+        }
+        gpu.collect(x, results);
+        EXPECT_EQ(bits_of(results), expected);
+
+        Results again = gpu_results(x);
+        gpu.o.write(again.o);
+        gpu.lse.write(again.lse);
+        const auto planned = plan(make_problem(gpu.tensors(), c.options));
+        ASSERT_TRUE(planned.ok()) << to_string(planned.error());
+        const CurrentGpu theirs(place);
+        const StreamOwner stream;
+        const DeviceMemory workspace(planned->info().workspace_bytes);
+        const RunOptions options{.workspace = {workspace.data(), workspace.bytes()},
+                                 .stream = stream};
+        const CurrentGpu other(current);
+        status = planned->run(gpu.tensors(), options);
+        EXPECT_TRUE(status.ok()) << to_string(status.error());
+        status = planned->device_status(options);
+        EXPECT_TRUE(status.ok()) << to_string(status.error());
+        EXPECT_EQ(current_gpu(), current);
+        stream.wait();
+        gpu.collect(x, again);
+        EXPECT_EQ(bits_of(again), expected);
+      }
+    }
   }
-  EXPECT_TRUE(status.ok());
+}
+
+TEST_F(GpuRun, Row34_MemoryAndStreamsOfAnotherGpuAreRefused) {
+  if (gpu_count() < 2) GTEST_SKIP() << "one GPU";
+  const Instance x(dense_case());
+  Results results = gpu_results(x);
+  const GpuForward here(x, results);
+  const GpuForward there(x, results, {DeviceType::cuda, 1});
+  ForwardTensors t = here.tensors();
+  t.k.data = there.tensors().k.data;
+  expect_error(forward(t, x.c.options), ErrorCode::invalid_argument, "k",
+               "in the memory of cuda:1");
+  const CurrentGpu second(1);
+  const StreamOwner stream;
+  const CurrentGpu first(0);
+  const Status status = forward(here.tensors(), x.c.options, {}, {.stream = stream});
+  EXPECT_FALSE(status.ok()) << "a stream of cuda:1 for tensors on cuda:0";
+  ABACIST_CUDA_OK(cudaDeviceSynchronize());
+  here.collect(x, results);
+  EXPECT_EQ(results.o.damage(false), "");
 }
 
 struct BadLengths {

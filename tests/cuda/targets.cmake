@@ -8,6 +8,7 @@ add_executable(tests_cuda
   cuda/fault.cu
   cuda/gpu_c_api_test.cpp
   cuda/gpu_conformance_test.cpp
+  cuda/gpu_kernels_test.cpp
   cuda/gpu_large_test.cpp
   cuda/gpu_run_test.cpp
   cuda/support/gpu.cpp)

@@ -65,10 +65,11 @@ std::vector<std::byte> DeviceMemory::read() const {
   return all;
 }
 
-DeviceBuffer::DeviceBuffer(const Buffer& host) {
+DeviceBuffer::DeviceBuffer(const Buffer& host, Device device) {
   if (!host.present()) return;
+  const CurrentGpu current(device.index);
   spec_ = host.spec();
-  spec_.device = kGpu;
+  spec_.device = device;
   origin_ = host.origin_bytes();
   memory_ = DeviceMemory(host.memory().size());
   write(host);
@@ -86,17 +87,17 @@ void DeviceBuffer::write(const Buffer& host) const {
   if (spec_.present()) memory_.write(host.memory());
 }
 
-GpuForward::GpuForward(const Instance& x, const Results& results)
-    : q(x.q),
-      k(x.k),
-      v(x.v),
-      o(results.o),
-      lse(results.lse),
-      slopes(x.slopes),
-      sinks(x.sinks),
-      cu_q(x.cu_q),
-      cu_k(x.cu_k),
-      key_lengths(x.key_lengths) {}
+GpuForward::GpuForward(const Instance& x, const Results& results, Device device)
+    : q(x.q, device),
+      k(x.k, device),
+      v(x.v, device),
+      o(results.o, device),
+      lse(results.lse, device),
+      slopes(x.slopes, device),
+      sinks(x.sinks, device),
+      cu_q(x.cu_q, device),
+      cu_k(x.cu_k, device),
+      key_lengths(x.key_lengths, device) {}
 
 ForwardTensors GpuForward::tensors() const {
   return {.q = q.in(),

@@ -28,6 +28,21 @@ inline constexpr Device kGpu{DeviceType::cuda, 0};
 #define ABACIST_CUDA_OK(call) \
   ASSERT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaPeekAtLastError())
 
+/// Makes a GPU the current one, and the one before afterwards.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(int index) {
+    EXPECT_EQ(cudaGetDevice(&before_), cudaSuccess);
+    EXPECT_EQ(cudaSetDevice(index), cudaSuccess);
+  }
+  ~CurrentGpu() { cudaSetDevice(before_); }
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
 /// Device memory, freed at the end; EXPECTs that it is to be had.
 class DeviceMemory {
  public:
@@ -54,7 +69,7 @@ class DeviceMemory {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  explicit DeviceBuffer(const Buffer& host);
+  explicit DeviceBuffer(const Buffer& host, Device device = kGpu);
 
   Tensor out() const;
   ConstTensor in() const { return out(); }
@@ -68,9 +83,9 @@ class DeviceBuffer {
   DeviceMemory memory_;
 };
 
-/// The forward operands of an instance on the GPU. Outputs are as `results` are: poisoned.
+/// The forward operands of an instance on a GPU. Outputs are as `results` are: poisoned.
 struct GpuForward {
-  GpuForward(const Instance& instance, const Results& results);
+  GpuForward(const Instance& instance, const Results& results, Device device = kGpu);
 
   ForwardTensors tensors() const;
   /// Outputs come back; checks that nothing but their elements has changed anywhere.
