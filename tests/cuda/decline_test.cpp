@@ -237,6 +237,40 @@ TEST(CudaPlan, RaggedLengthsGiveBoundsAndAStatusWord) {
   EXPECT_FALSE(lengths->info.slow_memory_bytes.exact);
 }
 
+/// Tiles are loaded whole, whatever lies behind a sequence's end: a bound that leaves that out is
+/// none.
+TEST(CudaPlan, BoundsCountWholeTiles) {
+  Problem p;
+  Operands& x = p.operands;
+  x.q = x.o = contiguous(DType::f16, {1000, 4, 64}, kGpu);
+  x.k = x.v = contiguous(DType::f16, {2000, 4, 64}, kGpu);
+  x.cu_seqlens_q = x.cu_seqlens_k = contiguous(DType::i32, {11}, kGpu);
+  p.options.max_lengths = {100, 200};
+  const auto draft = plan_of(p);
+  ASSERT_TRUE(draft.ok()) << to_string(draft.error());
+  ASSERT_EQ(draft->info.rows, 128);
+  ASSERT_EQ(draft->info.keys, 128);
+  const std::int64_t tiles = 10 * 4;  // one of each sequence and head
+  const std::int64_t q = tiles * 128 * 64 * 2, o = 1000 * 4 * 64 * 2;
+  EXPECT_EQ(draft->info.slow_memory_bytes.value, q + o + tiles * 256 * 2 * 64 * 2);
+
+  p.options.max_lengths = {40, 60};  // read row by row
+  const auto brief = plan_of(p);
+  ASSERT_TRUE(brief.ok()) << to_string(brief.error());
+  ASSERT_TRUE(brief->info.kernel.ends_with(".short"));
+  const std::int64_t sixteens = std::min<std::int64_t>(1000 / 16 + 10, 10 * 3) * 4;
+  EXPECT_EQ(brief->info.slow_memory_bytes.value, 2 * o + sixteens * 60 * 2 * 64 * 2);
+}
+
+/// 71 heads are two boxes of 36; the last one of all ends with the tensor.
+TEST(CudaPlan, HeadsLoadedBesideTheGroupCount) {
+  const auto draft = plan_of(grouped(16, 142, 2, 1, 1000));
+  ASSERT_TRUE(draft.ok()) << to_string(draft.error());
+  ASSERT_TRUE(is_packed(draft->info));
+  EXPECT_EQ(draft->info.slow_memory_bytes.value,
+            16 * ((72 + 71 + 142) * 128 * 2 + 4 * 1000 * 2 * 128 * 2));
+}
+
 TEST(CudaPlan, NothingToDoIsAPlanToo) {
   for (const Extents& shape : {Extents{0, 300, 8, 128}, {2, 0, 8, 128}, {2, 300, 0, 128}}) {
     Problem p;

@@ -217,21 +217,6 @@ TEST_F(GpuEdge, Row49_NanQueryRowGivesItsNanRowAlone) {
   }
 }
 
-TEST_F(GpuEdge, Row9_WindowsBeyondTheSequenceChangeNothing) {
-  Case c = small_case(DType::f16);
-  c.s_q = c.s_k = 400;
-  std::vector<std::vector<std::byte>> bits;
-  for (const Window window : {Window{}, Window{400, 400}, Window{kUnbounded - 1, 1'000'000}}) {
-    c.options.mask.window = window;
-    const Instance x(c);
-    Results results = gpu_results(x);
-    ASSERT_TRUE(run_on_gpu(x, results).ok());
-    bits.push_back(bits_of(results));
-  }
-  EXPECT_EQ(bits[0], bits[1]);
-  EXPECT_EQ(bits[0], bits[2]);
-}
-
 TEST_F(GpuEdge, Row38_HalfPrecisionSumsDoNotOverflow) {
   Case c = small_case(DType::f16);
   c.data = {.query_key_std = 0.0, .v_mean = 60'000.0, .v_std = 0.0};
@@ -336,32 +321,6 @@ TEST_F(GpuEdge, ScoresThatOutgrowTheFrozenMaximum) {
       check_on_gpu(x);
     }
   }
-}
-
-TEST_F(GpuEdge, NeighboursNeverInfluenceASequence) {
-  Case c = small_case(DType::bf16);
-  c.lens_q = {100, 33, 129};
-  c.lens_k = {90, 200, 65};
-  Instance x(c);
-  Results alone = gpu_results(x);
-  ASSERT_TRUE(run_on_gpu(x, alone).ok());
-  // All of the middle sequence becomes NaN.
-  for (Buffer* buffer : {&x.q, &x.k, &x.v}) {
-    const std::int64_t first = buffer == &x.q ? 100 : 90;
-    const std::int64_t last = buffer == &x.q ? 133 : 290;
-    buffer->for_each([&](const auto& index, std::int64_t) {
-      if (index[0] >= first && index[0] < last) {
-        buffer->set(index, std::numeric_limits<double>::quiet_NaN());
-      }
-    });
-    buffer->freeze();
-  }
-  Results poisoned = gpu_results(x);
-  ASSERT_TRUE(run_on_gpu(x, poisoned).ok());
-  poisoned.o.for_each([&](const auto& index, std::int64_t) {
-    if (index[0] >= 100 && index[0] < 133) return;
-    ASSERT_EQ(poisoned.o.at(index), alone.o.at(index)) << index[0];
-  });
 }
 
 }  // namespace

@@ -29,6 +29,26 @@ const T* some(const TensorSpec& spec) {
   return spec.present() ? &kAny : nullptr;
 }
 
+/// Query tiles of all heads. Lengths on the device: at most, each sequence's last may be a short
+/// one.
+Count tiles_of(const core::Geometry& g, const sm90::ForwardChoice& choice) {
+  if (!g.varlen) return choice.query_tiles;
+  return Count{std::min(g.total_q / choice.positions + g.b,
+                        (Count{g.b} * choice.tiles_per_head).value)} *
+         choice.tile_heads;
+}
+
+/// Rows of Q that all tiles load, of one head each. TMA loads whole tiles and cuts at the end of
+/// the tensor, not at that of a sequence or group; the kernel for short sequences reads single
+/// rows.
+Count loaded_rows(const core::Geometry& g, const sm90::ForwardChoice& choice) {
+  if (choice.instance->is_short) return Count{g.total_q} * g.h_q;
+  const std::int64_t heads = choice.warpgroup.heads;
+  if (g.varlen) return tiles_of(g, choice) * choice.positions * heads;
+  const std::int64_t of_group = choice.tile_heads / g.h_k * heads;
+  return Count{g.total_q} * ((Count{of_group} * (g.h_k - 1)).value + g.group);
+}
+
 /// Keys that all query tiles load: a tile walks whole key tiles, which TMA cuts at the end of the
 /// tensor; the kernel for short sequences reads no key that it does not see.
 Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& choice) {
@@ -36,19 +56,18 @@ Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& ch
   const std::int64_t heads = choice.tile_heads;
   const std::int64_t rows = choice.positions;  // of each head
   const std::int64_t tiles = choice.tiles_per_head;
-  if (g.ragged() || tiles > kCountedTiles) {
-    const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
-    const std::int64_t window = rule.left + rule.right + rows + 2 * std::int64_t{choice.keys};
-    // Ragged sequences: one tile more each.
-    const Count all = g.varlen ? Count{g.total_q / rows + g.b} * heads : Count{choice.query_tiles};
-    return {(all * std::min({g.s_k, g.total_k, window})).value, false};
-  }
   const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+  const std::int64_t step = choice.instance->is_short ? 1 : choice.keys;
+  if (g.ragged() || tiles > kCountedTiles) {
+    const std::int64_t window = rule.left + rule.right + rows + 2 * std::int64_t{choice.keys};
+    const std::int64_t longest =
+        g.varlen ? std::min((g.s_k + step - 1) / step * step, g.total_k) : g.s_k;
+    return {(tiles_of(g, choice) * std::min(longest, window)).value, false};
+  }
   Count keys = 0;
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
     const core::Interval seen = rule.visible_any(tile * rows, std::min((tile + 1) * rows, g.s_q));
     if (seen.empty()) continue;
-    const std::int64_t step = choice.instance->is_short ? 1 : choice.keys;
     const std::int64_t begin = seen.begin / step * step;
     const std::int64_t end = (seen.end + step - 1) / step * step;
     keys = keys + (std::min(end, g.s_k) - begin);
@@ -63,7 +82,8 @@ void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& cho
   info.flops = {(Count{info.visible_pairs.value} * 2 * (g.d_qk + g.d_v)).value,
                 info.visible_pairs.exact};
   const std::int64_t lse = resolved.problem.operands.lse.present() ? 4 : 0;
-  const Count once = Count{g.total_q} * g.h_q * ((g.d_qk + g.d_v) * 2 + lse);
+  const Count once =
+      loaded_rows(g, choice) * g.d_qk * 2 + Count{g.total_q} * g.h_q * (g.d_v * 2 + lse);
   const Figure keys = loaded_keys(resolved, choice);
   info.slow_memory_bytes = {(once + Count{keys.value} * (g.d_qk + g.d_v) * 2).value, keys.exact};
   info.standard_memory_bytes = core::standard_forward_bytes(resolved);
