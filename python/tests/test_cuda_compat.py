@@ -133,7 +133,7 @@ def llamas():
     register()
     config = dict(vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
                   num_attention_heads=4, num_key_value_heads=2, head_dim=16, pad_token_id=0,
-                  initializer_range=0.3)  # fmt: skip
+                  eos_token_id=None, initializer_range=0.3)  # fmt: skip
     models, half = [], torch.bfloat16
     for implementation, dtype in (("eager", torch.float32), ("eager", half), ("abacist", half)):
         torch.manual_seed(4)
@@ -163,7 +163,7 @@ def test_a_model_writes_behind_its_cache(llamas):
     with torch.no_grad():
         logits = ours(written).logits[:, 8:-1].float()
     chosen = logits.gather(-1, written[:, 9:, None])[..., 0]
-    assert (logits.max(-1).values - chosen).max() <= 0.05 * logits.abs().max()
+    assert (logits.max(-1).values - chosen).max() <= 0.01 * logits.abs().max()
 
 
 def test_a_padded_batch_of_a_model_is_refused_with_the_reason(llamas):

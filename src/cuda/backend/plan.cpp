@@ -50,7 +50,8 @@ Count loaded_rows(const core::Geometry& g, const sm90::ForwardChoice& choice) {
 }
 
 /// Keys that all query tiles load: a tile walks whole key tiles, which TMA cuts at the end of the
-/// tensor; the kernel for short sequences reads no key that it does not see.
+/// tensor; the kernel for short sequences reads no key that it does not see, each of its warps for
+/// itself, but finds what another head of the group has read in the L1 cache (measured: all of it).
 Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& choice) {
   const core::Geometry& g = resolved.geometry;
   const std::int64_t heads = choice.tile_heads;
@@ -72,7 +73,7 @@ Figure loaded_keys(const core::Resolved& resolved, const sm90::ForwardChoice& ch
     const std::int64_t end = (seen.end + step - 1) / step * step;
     keys = keys + (std::min(end, g.s_k) - begin);
   }
-  return {(keys * g.b * heads).value, true};
+  return {(keys * g.b * heads).value, !choice.instance->is_short || g.group == 1};
 }
 
 void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& choice,
