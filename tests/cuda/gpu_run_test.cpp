@@ -230,12 +230,12 @@ TEST_F(GpuRun, Row34_TheTensorsDeviceIsUsedWhateverIsCurrent) {
         gpu.collect(x, results);
         EXPECT_EQ(bits_of(results), expected);
 
+        const auto planned = plan(make_problem(gpu.tensors(), c.options));
+        ASSERT_TRUE(planned.ok()) << to_string(planned.error());
+        const CurrentGpu theirs(place);  // whose copies are waited for
         Results again = gpu_results(x);
         gpu.o.write(again.o);
         gpu.lse.write(again.lse);
-        const auto planned = plan(make_problem(gpu.tensors(), c.options));
-        ASSERT_TRUE(planned.ok()) << to_string(planned.error());
-        const CurrentGpu theirs(place);
         const StreamOwner stream;
         const DeviceMemory workspace(planned->info().workspace_bytes);
         const RunOptions options{.workspace = {workspace.data(), workspace.bytes()},
@@ -267,8 +267,13 @@ TEST_F(GpuRun, Row34_MemoryAndStreamsOfAnotherGpuAreRefused) {
   const CurrentGpu second(1);
   const StreamOwner stream;
   const CurrentGpu first(0);
-  const Status status = forward(here.tensors(), x.c.options, {}, {.stream = stream});
-  EXPECT_FALSE(status.ok()) << "a stream of cuda:1 for tensors on cuda:0";
+  const RunOptions wrong{.stream = stream};
+  expect_error(forward(here.tensors(), x.c.options, {}, wrong), ErrorCode::invalid_argument,
+               "stream", "is a stream of cuda:1, must be one of cuda:0");
+  const auto planned = plan(make_problem(here.tensors(), x.c.options));
+  ASSERT_TRUE(planned.ok()) << to_string(planned.error());
+  expect_error(planned->run(here.tensors(), wrong), ErrorCode::invalid_argument, "stream",
+               "cuda:1");
   ABACIST_CUDA_OK(cudaDeviceSynchronize());
   here.collect(x, results);
   EXPECT_EQ(results.o.damage(false), "");

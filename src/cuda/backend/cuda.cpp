@@ -141,7 +141,7 @@ Status forward(const core::ForwardCall& call) {
   const RunOptions& options = call.options;
   const CurrentDevice current(choices.device.index);
   if (!current.status()) return current.status();
-  const auto capturing = check_stream(options.stream);
+  const auto capturing = check_stream(options.stream, choices.device.index);
   if (!capturing) return capturing.error();
   if (Status s = check_addresses(t, options.workspace, call.draft, *capturing); !s) return s;
   if (choices.status_bytes > 0) {
@@ -180,9 +180,10 @@ Status backward(const core::BackwardCall&) {
 
 Result<void*> allocate(std::size_t bytes, const core::Resolved& resolved,
                        const RunOptions& options) {
-  const CurrentDevice current(resolved.problem.operands.q.device.index);
+  const int device = resolved.problem.operands.q.device.index;
+  const CurrentDevice current(device);
   if (!current.status()) return current.status().error();
-  if (const auto stream = check_stream(options.stream); !stream) return stream.error();
+  if (const auto stream = check_stream(options.stream, device); !stream) return stream.error();
   void* memory = nullptr;
   const cudaError_t error = cudaMallocAsync(&memory, bytes, options.stream);
   if (error == cudaSuccess) return memory;
@@ -203,7 +204,7 @@ Status device_status(const core::Resolved& resolved, const core::Draft& draft,
   if (choices.status_bytes == 0) return {};
   const CurrentDevice current(choices.device.index);
   if (!current.status()) return current.status();
-  const auto capturing = check_stream(options.stream);
+  const auto capturing = check_stream(options.stream, choices.device.index);
   if (!capturing) return capturing.error();
   if (*capturing) return invalid("stream", "is under capture, so there is nothing to wait for");
   std::uint32_t faults = 0;

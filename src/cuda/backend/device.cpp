@@ -113,11 +113,18 @@ Error device_error(int code, const std::string& what) {
   return {ErrorCode::device_error, "", what + ": " + text};
 }
 
-Result<bool> check_stream(Stream stream) {
+Result<bool> check_stream(Stream stream, int device) {
   cudaStreamCaptureStatus capture;
-  const cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-  if (error == cudaSuccess) return capture != cudaStreamCaptureStatusNone;
-  return device_error(error, "the stream");
+  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
+  int its_device = device;
+  if (error == cudaSuccess && stream != nullptr) error = cudaStreamGetDevice(stream, &its_device);
+  if (error != cudaSuccess) return device_error(error, "the stream");
+  if (its_device != device) {
+    return Error{ErrorCode::invalid_argument, "stream",
+                 "is a stream of cuda:" + std::to_string(its_device) +
+                     ", must be one of cuda:" + std::to_string(device) + ", where the tensors are"};
+  }
+  return capture != cudaStreamCaptureStatusNone;
 }
 
 }  // namespace abacist::cuda
