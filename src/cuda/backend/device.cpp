@@ -58,6 +58,14 @@ bool is_fault_of_execution(cudaError_t error) {
   }
 }
 
+bool has_several_gpus() {
+  static const bool several = [] {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 1;
+  }();
+  return several;
+}
+
 }  // namespace
 
 Result<DeviceFacts> device_facts(int index) {
@@ -115,16 +123,20 @@ Error device_error(int code, const std::string& what) {
 
 Result<bool> check_stream(Stream stream, int device) {
   cudaStreamCaptureStatus capture;
-  cudaError_t error = cudaStreamIsCapturing(stream, &capture);
-  int its_device = device;
-  if (error == cudaSuccess && stream != nullptr) error = cudaStreamGetDevice(stream, &its_device);
-  if (error != cudaSuccess) return device_error(error, "the stream");
-  if (its_device != device) {
-    return Error{ErrorCode::invalid_argument, "stream",
-                 "is a stream of cuda:" + std::to_string(its_device) +
-                     ", must be one of cuda:" + std::to_string(device) + ", where the tensors are"};
+  if (const cudaError_t error = cudaStreamIsCapturing(stream, &capture); error != cudaSuccess) {
+    return device_error(error, "the stream");
   }
-  return capture != cudaStreamCaptureStatusNone;
+  // Under capture the question is not allowed, it would even end the capture.
+  if (capture != cudaStreamCaptureStatusNone) return true;
+  if (stream == nullptr || !has_several_gpus()) return false;
+  int its_device = device;
+  if (const cudaError_t error = cudaStreamGetDevice(stream, &its_device); error != cudaSuccess) {
+    return device_error(error, "the stream");
+  }
+  if (its_device == device) return false;
+  return Error{ErrorCode::invalid_argument, "stream",
+               "is a stream of cuda:" + std::to_string(its_device) +
+                   ", must be one of cuda:" + std::to_string(device) + ", where the tensors are"};
 }
 
 }  // namespace abacist::cuda
