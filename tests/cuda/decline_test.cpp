@@ -308,6 +308,14 @@ TEST(CudaRefusal, HostTensors) {
   });
 }
 
+TEST(CudaRefusal, BatchInvariantPlans) {
+  const auto planned = plan(good(), {.backend = Backend::cuda, .batch_invariant = true});
+  ASSERT_FALSE(planned.ok());
+  EXPECT_EQ(planned.error().code, ErrorCode::unsupported);
+  EXPECT_NE(planned.error().message.find("no batch-invariant plans on a GPU"), std::string::npos)
+      << planned.error().message;
+}
+
 TEST(CudaRefusal, BackwardPass) {
   expect_refusal({"no backward pass"}, [](Problem& p) {
     p.pass = Pass::backward;

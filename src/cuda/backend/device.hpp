@@ -46,8 +46,8 @@ class CurrentDevice {
 Error device_error(int code, const std::string& what);
 
 /// Whether the stream is under capture; or the fault that an earlier kernel or copy of this process
-/// left behind; or that the stream is one of another device than the current one, `device` (a
-/// launch there would run on that device). Neither waits nor enqueues.
+/// left behind; or that the stream is one of another device than `device`, the current one: a
+/// launch would run there. (One under capture is not asked.) Neither waits nor enqueues.
 Result<bool> check_stream(Stream stream, int device);
 
 }  // namespace abacist::cuda
