@@ -114,6 +114,19 @@ static std::vector<Case> all_cases() {
         c.data = Data::huger_v;
         add(c, "huger v causal");
       }
+      // In the only key tile, but past what its frozen maximum is taken from.
+      Case one = c;
+      for (Data data : {Data::spike, Data::rising, Data::huge_v, Data::huger_v}) {
+        if (type != ForwardType::bf16 && data >= Data::huge_v) continue;
+        const char* what = data == Data::spike    ? "spike"
+                           : data == Data::rising ? "rising logits"
+                           : data == Data::huge_v ? "huge v"
+                                                  : "huger v";
+        one.data = data, one.s_q = 150, one.s_k = 90, one.right = kUnbounded;
+        add(one, std::string(what) + " in the first key tile full");
+        one.s_q = 90, one.right = 0;
+        add(one, std::string(what) + " in the first key tile causal");
+      }
       c.data = Data::nan_query;
       add(c, "nan query rows");
       c.data = Data::normal, c.online = true;

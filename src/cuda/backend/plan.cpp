@@ -98,7 +98,7 @@ std::string kernel_name(const sm90::ForwardChoice& choice) {
   name += instance.type == sm90::ForwardType::bf16 ? "bf16" : "f16";
   name += ".d" + std::to_string(instance.tile.d_qk) + "x" + std::to_string(instance.tile.d_v);
   if (instance.is_short) return name + ".short";
-  if (instance.modified) name += ".score";
+  if (choice.modified) name += ".score";
   return choice.warpgroup.packed() ? name + ".packed" : name;
 }
 

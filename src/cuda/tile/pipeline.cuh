@@ -55,6 +55,11 @@ struct Ring {
   __device__ __forceinline__ void wait_full(RingPosition<Stages> at) {
     wait_barrier(&full[at.stage], at.parity);
   }
+  // Whether it is full already. Several of these ahead of their waits cost one latency, not
+  // several.
+  __device__ __forceinline__ bool is_full(RingPosition<Stages> at) {
+    return ::cuda::ptx::mbarrier_test_wait_parity(&full[at.stage], at.parity);
+  }
   __device__ __forceinline__ void release(RingPosition<Stages> at) {
     ptx::test_delay();
     if (threadIdx.x % 32 == 0) arrive_barrier(&empty[at.stage]);

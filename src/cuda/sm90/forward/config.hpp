@@ -19,13 +19,20 @@ struct ForwardTile {
   int q_steps;   // steps of 16 columns whose Q fragments live in registers
   int q_stages;  // Q buffers. One and not all in registers: query tiles are not chained
   int longest;   // chosen for lengths up to this; 0: any
+  bool staged;   // P is packed, and P V waited for, under the last quarter of the exponentials
+  // Query heads of a group may share a tile. Kernels of their own: what asks for the place of each
+  // row (RowPlace) costs a change of query tile a hundred instructions.
+  bool packs = false;
 
+  constexpr ForwardTile with_packs(bool packed) const {
+    ForwardTile tile = *this;
+    tile.packs = packed;
+    return tile;
+  }
   constexpr int rows() const { return groups * 64; }
   // Q's buffer is free early.
   constexpr bool q_registers() const { return q_steps == ceil_div(d_qk, 16); }
   constexpr bool chained() const { return q_registers() || q_stages > 1; }
-  // Query heads of a group can share a tile. (One shape for long sequences would spill.)
-  constexpr bool packs() const { return !(d_qk == 256 && keys == 80); }
   constexpr int threads() const { return groups * 128 + 128; }
   constexpr int qk_panels() const { return ceil_div(d_qk, 64); }
   constexpr int v_panels() const { return ceil_div(d_v, 64); }
@@ -45,20 +52,21 @@ struct ForwardTile {
 // Figures: one H200, TFLOP/s sustained, see docs/kernels/sm90-forward.md. The first that fits is
 // taken.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // 128 x 128 fits short lengths without waste: s 512 full 321 -> 371, causal 211 -> 235; s 16k
-    // 580 -> 532.
-    {64, 64, 2, 128, 4, 4, 1, 1024},
+    // 128 x 128 fits short lengths without waste: s 1k full 441 -> 479, causal 320 -> 360; 2k 502
+    // ->
+    // 512, 436 -> 436; 16k 580 -> 532.
+    {64, 64, 2, 128, 4, 4, 1, 2048, true},
     // d 64 is bound by exp and issue slots: three groups hide more softmax. 128 keys spill.
-    {64, 64, 3, 96, 4, 4, 1, 0},
-    {96, 96, 2, 128, 2, 6, 1, 0},
+    {64, 64, 3, 96, 4, 4, 1, 0, false},
+    {96, 96, 2, 128, 2, 6, 1, 0, false},
     // Q in registers: free early, and one read of shared memory less per score. 144 keys: 733
     // against 745.
-    {128, 128, 2, 128, 2, 8, 1, 0},
-    {192, 128, 2, 112, 2, 12, 1, 0},
-    {192, 192, 2, 96, 2, 0, 1, 0},
+    {128, 128, 2, 128, 2, 8, 1, 0, false},
+    {192, 128, 2, 112, 2, 12, 1, 0, true},
+    {192, 192, 2, 96, 2, 0, 1, 0, false},
     // Smaller boundary tiles: s 512 full 456 -> 495, s 2k 630 -> 650; s 16k full 731 -> 712.
-    {256, 256, 2, 64, 2, 4, 1, 4096},
-    {256, 256, 2, 80, 2, 4, 1, 0},  // 224 KB of shared memory: nothing larger fits
+    {256, 256, 2, 64, 2, 4, 1, 4096, true},
+    {256, 256, 2, 80, 2, 4, 1, 0, true},  // 224 KB of shared memory: nothing larger fits
 };
 inline constexpr int kForwardTileCount = sizeof(kForwardTiles) / sizeof(kForwardTiles[0]);
 

@@ -8,6 +8,11 @@
 
 namespace abacist::cuda::sm90 {
 
+// The same in all lanes, and the compiler knows it: what steers loops around wgmma must be uniform,
+// else ring positions and descriptors live in ordinary registers and every wgmma waits for their
+// transfer.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 // Lane j of each quad holds word j of four 16-byte chunks; afterwards it holds all of chunk j.
 __device__ __forceinline__ void transpose_quad(uint32_t (&w)[4], int lane) {
   const bool odd = lane & 1, high = lane & 2;
@@ -60,7 +65,7 @@ template <ForwardTile Tile>
 __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w, int r, float m0,
                                           float l0, float m1, float l1) {
   // Code of its own for what most tiles are, where registers allow.
-  if (Tile.chained() && p.row_heads == 1 && w.mode != Work::redo) {
+  if ((Tile.chained() || !Tile.packs) && !(Tile.packs && p.row_heads > 1) && w.mode != Work::redo) {
     const int i = w.position + r;
     float* lse = p.lse + w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + i;
     if (i < w.len_q) lse[0] = lse_of(m0, l0);
@@ -69,7 +74,7 @@ __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w,
   }
 #pragma unroll 1
   for (int second = 0; second < 2; ++second) {  // one after the other: few registers are left
-    const RowPlace<Tile.packs()> place(p, w, r + 8 * second);
+    const RowPlace<Tile.packs> place(p, w, r + 8 * second);
     if (is_written(w, place, r + 8 * second)) {
       p.lse[w.batch * p.lse_stride_b + place.head * p.lse_stride_h + w.q_offset + place.position] =
           second ? lse_of(m1, l1) : lse_of(m0, l0);
@@ -87,8 +92,7 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
   // len_k nothing has overflowed, and looking at every element (64 instructions at d 128) is not
   // needed.
   const float safe = 2.0f * float(w.len_k);
-  const bool redoable =
-      w.mode == Work::normal && w.parts[r / 64].frozen_begin < w.parts[r / 64].frozen_end;
+  const bool redoable = w.parts[r / 64].traits & Work::redoable;
   RowEnds ends;
   const bool huge0 = is_huge(m0) && w.mode == Work::normal;
   const bool huge1 = is_huge(m1) && w.mode == Work::normal;
@@ -99,21 +103,60 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
   if (huge1) l1 = NAN;
   bool empty0 = false, empty1 = false;
   if (w.some_empty) {
-    const MaskRule rule(p, w);
-    empty0 = rule.is_empty(row_position<Tile.packs()>(p, w, r));
-    empty1 = rule.is_empty(row_position<Tile.packs()>(p, w, r + 8));
+    const MaskRule rule(w);
+    empty0 = rule.is_empty(row_position<Tile.packs>(p, w, r));
+    empty1 = rule.is_empty(row_position<Tile.packs>(p, w, r + 8));
     if (empty0) m0 = -INFINITY, l0 = 1.0f;
     if (empty1) m1 = -INFINITY, l1 = 1.0f;
   }
   float scaled0 = 1.0f, scaled1 = 1.0f;
   if (p.sinks) {
-    scaled0 = add_sink(p.sinks[RowPlace<Tile.packs()>(p, w, r).head] * 1.4426950408889634f, m0, l0);
+    scaled0 = add_sink(p.sinks[RowPlace<Tile.packs>(p, w, r).head] * 1.4426950408889634f, m0, l0);
     scaled1 =
-        add_sink(p.sinks[RowPlace<Tile.packs()>(p, w, r + 8).head] * 1.4426950408889634f, m1, l1);
+        add_sink(p.sinks[RowPlace<Tile.packs>(p, w, r + 8).head] * 1.4426950408889634f, m1, l1);
   }
   ends.factor0 = empty0 ? 0.0f : __fdividef(scaled0, l0);
   ends.factor1 = empty1 ? 0.0f : __fdividef(scaled1, l1);
   if (p.lse && lane % 4 == 0) write_lse<Tile>(p, w, r, m0, l0, m1, l1);
+  return ends;
+}
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ void store_if(bool condition, float* to, float x) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %2, 0;"
+      "@p st.global.f32 [%0], %1;}" ::"l"(to),
+      "f"(x), "r"(int(condition))
+      : "memory");
+}
+
+// The same for an ordinary tile (Work::plain_end): l is a normal number there, or infinite, or
+// NaN. No branch, and what it needs to know is read at once.
+__device__ __forceinline__ RowEnds end_plain_rows(const Work& w, int r, int lane,
+                                                  const RowState& state) {
+  float* const lse = w.parts[0].lse;
+  const int rows = w.rows;
+  const float safe = 2.0f * float(w.len_k);
+  const float l0 = quad_sum(state.l0), l1 = quad_sum(state.l1);
+  const bool huge0 = fabsf(state.m0) > kHugeScore, huge1 = fabsf(state.m1) > kHugeScore;
+  RowEnds ends;
+  ends.check =
+      __any_sync(0xffffffffu, state.suspect | !(l0 <= safe) | !(l1 <= safe) | huge0 | huge1);
+  ends.factor0 = huge0 ? NAN : reciprocal_approx(l0);
+  ends.factor1 = huge1 ? NAN : reciprocal_approx(l1);
+  constexpr float kLn2 = 0.6931471805599453f;
+  const bool writes = lse && lane % 4 == 0;
+  store_if(writes && r < rows, lse + r, (state.m0 + log2_approx(l0)) * kLn2);
+  store_if(writes && r + 8 < rows, lse + r + 8, (state.m1 + log2_approx(l1)) * kLn2);
   return ends;
 }
 
@@ -126,13 +169,19 @@ template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const Work& w,
                                                   int warp_row, int lane,
                                                   const float (&o)[Tile.d_v / 2], float f0,
-                                                  float f1, char* staging) {
+                                                  float f1, char* staging, bool plain) {
   // What steers the store, read before the first thing that waits. The position is that of the
   // warp's first row, unless heads are packed.
-  const int position = w.position + warp_row, row = w.q_offset + position, head = w.head;
-  const int batch = p.cu_seqlens_q ? 0 : w.batch;
-  const bool redo = w.mode == Work::redo, inside = position < w.len_q;
-  const bool clipped = p.row_heads == 1 && !redo && (!p.cu_seqlens_q || position + 16 <= w.len_q);
+  const int position = w.position + warp_row, row = uniform(w.q_offset + position);
+  const int head = uniform(w.head), batch = uniform(p.cu_seqlens_q ? 0 : w.batch);
+  const bool inside = warp_row < w.rows;
+  bool redo = false, clipped = true, some_empty = false;
+  if (!plain) {
+    redo = w.mode == Work::redo;
+    clipped =
+        !(Tile.packs && p.row_heads > 1) && !redo && (!p.cu_seqlens_q || position + 16 <= w.len_q);
+    some_empty = w.some_empty;
+  }
   const bool elected = lane == 0;
   if (elected) {
     // The last store must have read the buffer; before a redo, it must have written its result.
@@ -155,13 +204,13 @@ __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const 
                      ptx::pack<Element>(o[e + 6] * f1, o[e + 7] * f1));
   }
   __syncwarp();
-  if (w.some_empty) {
+  if (some_empty) {
     // Not by a factor of 0: a V of NaN in a visited tile must not reach an empty row.
-    const MaskRule rule(p, w);
+    const MaskRule rule(w);
 #pragma unroll 1
     for (int i = lane; i < 16 * Tile.v_panels() * 8; i += 32) {
       const int empty_row = i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
-      if (rule.is_empty(row_position<Tile.packs()>(p, w, warp_row + empty_row))) {
+      if (rule.is_empty(row_position<Tile.packs>(p, w, warp_row + empty_row))) {
         *reinterpret_cast<uint4*>(staging + (chunk / 8) * 2048 + empty_row * 128 +
                                   (chunk % 8) * 16) = uint4{};
       }
@@ -185,7 +234,7 @@ __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const 
 #pragma unroll 1
     for (int i = lane; i < 16 * Tile.v_panels() * 8; i += 32) {
       const int copy_row = i / (Tile.v_panels() * 8), chunk = i % (Tile.v_panels() * 8);
-      const RowPlace<Tile.packs()> place(p, w, warp_row + copy_row);
+      const RowPlace<Tile.packs> place(p, w, warp_row + copy_row);
       if (is_written(w, place, warp_row + copy_row) && chunk * 8 < p.d_v) {
         *reinterpret_cast<uint4*>(out + place.head * p.o_stride_h +
                                   (w.q_offset + int64_t(place.position)) * p.o_stride_s +
@@ -202,12 +251,12 @@ __device__ __forceinline__ void store_rows_staged(const ForwardParams& p, const 
 template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const Work& w, int r,
                                                   int lane, const float (&o)[Tile.d_v / 2],
-                                                  const RowEnds& ends) {
+                                                  const RowEnds& ends, bool plain) {
   auto* out = static_cast<Element*>(p.o) + w.batch * p.o_stride_b;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const RowPlace<Tile.packs()> place(p, w, r + 8 * half);
-    const bool written = is_written(w, place, r + 8 * half);
+    const RowPlace<Tile.packs> place(p, w, r + 8 * half);
+    const bool written = plain ? r + 8 * half < w.rows : is_written(w, place, r + 8 * half);
     const float factor = half ? ends.factor1 : ends.factor0;
     Element* line =
         out + place.head * p.o_stride_h + (w.q_offset + int64_t(place.position)) * p.o_stride_s;
@@ -234,7 +283,7 @@ __device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const 
 template <ForwardTile Tile, class Element>
 __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int group, int lane,
                                            const float (&o)[Tile.d_v / 2], const RowEnds& ends,
-                                           char* staging, int* redo) {
+                                           char* staging, int* redo, bool plain) {
   ptx::test_delay();
   const int warp = threadIdx.x / 32 % 4, warp_row = group * 64 + warp * 16;
   const int r = warp_row + lane / 4;
@@ -242,8 +291,8 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int 
     bool wrong0, wrong1;
     find_not_finite(o, wrong0, wrong1);
     // No branch: see store_rows_staged.
-    wrong0 = RowPlace<Tile.packs()>(p, w, r).valid & (!(ends.factor0 > 0.0f) | wrong0);
-    wrong1 = RowPlace<Tile.packs()>(p, w, r + 8).valid & (!(ends.factor1 > 0.0f) | wrong1);
+    wrong0 = RowPlace<Tile.packs>(p, w, r).valid & (!(ends.factor0 > 0.0f) | wrong0);
+    wrong1 = RowPlace<Tile.packs>(p, w, r + 8).valid & (!(ends.factor1 > 0.0f) | wrong1);
     const uint32_t rows0 = __ballot_sync(0xffffffffu, wrong0);
     const uint32_t rows1 = __ballot_sync(0xffffffffu, wrong1);
     if ((rows0 | rows1) && lane == 0) {
@@ -253,9 +302,10 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int 
     }
   }
   if constexpr (Tile.staged_output()) {
-    store_rows_staged<Tile, Element>(p, w, warp_row, lane, o, ends.factor0, ends.factor1, staging);
+    store_rows_staged<Tile, Element>(p, w, warp_row, lane, o, ends.factor0, ends.factor1, staging,
+                                     plain);
   } else {
-    store_rows_direct<Tile, Element>(p, w, r, lane, o, ends);
+    store_rows_direct<Tile, Element>(p, w, r, lane, o, ends, plain);
   }
 }
 
@@ -266,7 +316,7 @@ __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, Work& w
   const float o[Tile.d_v / 2] = {};
   const int r = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
   store_rows<Tile, Element>(p, w, group, lane, o, end_rows<Tile>(p, w, r, lane, RowState{}),
-                            staging, redo);
+                            staging, redo, false);
 }
 
 }  // namespace abacist::cuda::sm90

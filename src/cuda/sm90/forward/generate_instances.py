@@ -2,8 +2,9 @@
 
     python3 generate_instances.py FOLDER [INSTANCE...]     e.g. bf16_3 f16_0m; default: all
 
-An instance is a type, an index into kForwardTiles (config.hpp), and "m" if scores are modified
-(softcap, ALiBi); or a type, "s" and the width computed with (short.cuh). Prints the names; files that would not change are left alone."""
+An instance is a type, an index into kForwardTiles (config.hpp), and nothing more, "p" if query heads can be packed into
+a tile, "m" if scores can be modified (softcap, ALiBi), too; or a type, "s" and the width computed with (short.cuh).
+Prints the names; files that would not change are left alone."""
 
 import pathlib
 import sys
@@ -11,12 +12,14 @@ import sys
 ELEMENTS = {"bf16": "__nv_bfloat16", "f16": "__half"}
 PLAIN = range(8)
 MODIFIED = (0, 2, 3, 5, 6)  # the other shapes would spill
+PACKED = (4,)  # for the others those of MODIFIED do
 SHORT = (64, 128)
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def all_instances():
-    shapes = [str(i) for i in PLAIN] + [f"{i}m" for i in MODIFIED] + [f"s{d}" for d in SHORT]
+    others = sorted([f"{i}m" for i in MODIFIED] + [f"{i}p" for i in PACKED])
+    shapes = [str(i) for i in PLAIN] + others + [f"s{d}" for d in SHORT]
     return [f"{element}_{shape}" for shape in shapes for element in ELEMENTS]
 
 
@@ -26,7 +29,8 @@ def unit(name):
         maker = f"make_short_instance<{shape[1:]}, {ELEMENTS[element]}>"
     else:
         modified = "true" if shape.endswith("m") else "false"
-        maker = f"make_forward_instance<{shape.removesuffix('m')}, {ELEMENTS[element]}, {modified}>"
+        packs = "false" if shape.isdigit() else "true"
+        maker = f"make_forward_instance<{shape.rstrip('mp')}, {ELEMENTS[element]}, {modified}, {packs}>"
     return f"""#include "{HERE}/instance.cuh"
 namespace abacist::cuda::sm90 {{
 extern const ForwardInstance forward_{name} = {maker}();

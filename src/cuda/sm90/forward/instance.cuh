@@ -6,19 +6,19 @@
 
 namespace abacist::cuda::sm90 {
 
-template <int Shape, class Element, bool Modified>
+template <int Shape, class Element, bool Modified, bool Packs>
 ForwardInstance make_forward_instance() {
-  constexpr ForwardTile Tile = kForwardTiles[Shape];
+  constexpr ForwardTile Tile = kForwardTiles[Shape].with_packs(Packs);
   return {std::is_same_v<Element, __half> ? ForwardType::f16 : ForwardType::bf16, Modified, Tile,
           sizeof(SharedStorage<Tile>),
-          reinterpret_cast<const void*>(&forward_kernel<Shape, Element, Modified>)};
+          reinterpret_cast<const void*>(&forward_kernel<Shape, Element, Modified, Packs>)};
 }
 
 template <int D, class Element>
 ForwardInstance make_short_instance() {
   return {std::is_same_v<Element, __half> ? ForwardType::f16 : ForwardType::bf16,
           false,
-          {D, D, 0, kShortRows, 0, 0, 0, short_longest(D)},
+          {D, D, 0, kShortRows, 0, 0, 0, short_longest(D), false},
           0,
           reinterpret_cast<const void*>(&short_forward_kernel<D, Element>),
           true};

@@ -7,7 +7,7 @@ namespace abacist::cuda::sm90 {
 
 struct ForwardInstance {
   ForwardType type;
-  bool modified;  // softcap and ALiBi
+  bool modified;  // softcap and ALiBi can be applied
   ForwardTile tile;
   size_t shared_bytes;
   const void* kernel;

@@ -40,10 +40,10 @@
 namespace abacist::cuda::sm90 {
 
 // (The shape itself as a template argument of a __global__ function breaks nvcc 13.0's host stub.)
-template <int Shape, class Element, bool Modified>
+template <int Shape, class Element, bool Modified, bool Packs>
 __global__ void __launch_bounds__(kForwardTiles[Shape].threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
-  constexpr ForwardTile Tile = kForwardTiles[Shape];
+  constexpr ForwardTile Tile = kForwardTiles[Shape].with_packs(Packs);
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(shared_bytes);
   ptx::launch_dependents();
@@ -57,12 +57,12 @@ __global__ void __launch_bounds__(kForwardTiles[Shape].threads(), 1)
     ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
   }
   __syncthreads();
-  ptx::wait_for_prerequisites();
   if (threadIdx.x / 128 == Tile.groups) {
     ptx::setmaxnreg_decrease<Tile.producer_registers()>();
     if (threadIdx.x == Tile.groups * 128) produce<Tile>(p, shared);
   } else {
     ptx::setmaxnreg_increase<Tile.consumer_registers()>();
+    ptx::wait_for_prerequisites();
     consume<Tile, Element, Modified>(p, shared);
   }
 }

@@ -72,15 +72,19 @@ ForwardStatus refuse(const char* reason) {
 
 // The narrowest shape that fits; of several for it, the first whose length fits, else the last.
 // (With softcap or ALiBi the long shapes of d 64, 192/128 and 256 would spill, so they are not
-// built.)
+// built. Packed heads run in the shapes with softcap and ALiBi, and in one of their own at
+// 192/128.)
 const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes,
                                      bool packed = false) {
   const ForwardInstance* chosen = nullptr;
   for (int i = 0; i < kForwardInstanceCount; ++i) {
     const ForwardInstance& candidate = *kForwardInstances[i];
     const ForwardTile& tile = candidate.tile;
-    if (candidate.is_short || candidate.type != g.type || candidate.modified != modified ||
-        (packed && !tile.packs()) || g.d_qk > tile.d_qk || g.d_v > tile.d_v)
+    // Kernels that can do more are slower.
+    const bool serves = packed ? tile.packs && (candidate.modified || !modified)
+                               : candidate.modified == modified && (modified || !tile.packs);
+    if (candidate.is_short || candidate.type != g.type || !serves || g.d_qk > tile.d_qk ||
+        g.d_v > tile.d_v)
       continue;
     if (chosen && (chosen->tile.d_qk != tile.d_qk || chosen->tile.d_v != tile.d_v)) break;
     chosen = &candidate;
@@ -148,13 +152,13 @@ TileCost cost_of(const ForwardGeometry& g, const ForwardRows& rows, int groups,
 // times faster at 1 to 16 queries, 1.5 at 64, 1.16 at 100; with every tile in one wave 0.8 at 64,
 // the second warpgroup being busy, too.
 ForwardRows choose_rows(const ForwardArguments& arguments, const ForwardTile& tile,
-                        int multiprocessors) {
+                        const ForwardTile& packed_tile, int multiprocessors) {
   const ForwardGeometry& g = arguments.geometry;
   const ForwardRows plain, packed = packed_rows(g.h_q / g.h_k);
   if (!packed.packed() || arguments.row_choice == 1) return plain;
   if (arguments.row_choice == 2) return packed;
   const TileCost before = cost_of(g, plain, tile.groups, multiprocessors);
-  const TileCost after = cost_of(g, packed, tile.groups, multiprocessors);
+  const TileCost after = cost_of(g, packed, packed_tile.groups, multiprocessors);
   const bool faster = 8 * after.time <= 7 * before.time;
   const bool lighter = after.time == before.time && 8 * after.tiles <= 7 * before.tiles;
   return faster || lighter ? packed : plain;
@@ -223,7 +227,8 @@ void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice,
   p.cu_seqlens_q = g.cu_seqlens_q;
   p.cu_seqlens_k = g.cu_seqlens_k;
   p.k_lengths = g.k_lengths;
-  fill_score(arguments, choice.instance->modified || choice.instance->is_short, p);
+  p.modified = choice.modified;
+  fill_score(arguments, choice.modified || choice.instance->is_short, p);
   p.b = int(g.b);
   p.heads_per_kv_head = int(g.h_q / g.h_k);
   const ForwardRows& rows = choice.warpgroup;
@@ -303,12 +308,16 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
   if (!instance) instance = find_instance(g, modified, !arguments.no_short_shapes);
   if (!instance) return refuse("no kernel for this head dimension and type");
   if (!instance->is_short) {
-    choice.warpgroup = choose_rows(arguments, instance->tile, multiprocessors);
-    if (choice.warpgroup.packed() && !instance->tile.packs())
-      instance = find_instance(g, modified, !arguments.no_short_shapes, true);  // as many rows
+    const ForwardInstance* packed = find_instance(g, modified, !arguments.no_short_shapes, true);
+    if (packed)
+      choice.warpgroup = choose_rows(arguments, instance->tile, packed->tile, multiprocessors);
+    if (arguments.row_choice == 2 && !packed)
+      return refuse("no kernel for packed heads of this head dimension and type");
+    if (choice.warpgroup.packed()) instance = packed;
   }
   const ForwardTile& tile = instance->tile;
   choice.instance = instance;
+  choice.modified = modified;
   choice.keys = tile.keys;
   if (instance->is_short) {
     choice.rows = choice.positions = kShortRows;

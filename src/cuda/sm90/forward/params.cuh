@@ -26,6 +26,7 @@ struct ForwardParams {
   float scale_log2;        // scale * log2(e): p = 2^(scale_log2 s - m)
   float softcap_in;        // 2 log2(e) scale / cap and cap log2(e), 0 without softcap (score.cuh)
   float softcap_out;
+  int modified;  // softcap or ALiBi: only for instances that have the code
   int b, heads_per_kv_head;
   // The 64 rows of a warpgroup are row_heads query heads at each of row_positions positions, the
   // heads of a position side by side: 1 x 64, or, with the query heads of a kv head packed, as many
@@ -44,6 +45,7 @@ struct ForwardParams {
   // TileOrder::paired: heads whose tiles are dealt out in pairs (even), and how many blocks get a
   // pair more than the others.
   int paired_heads, odd_pairs;
+  int never;          // 0: a branch on it ends a block of instructions (consumer.cuh)
   int always_online;  // never freeze the maximum (tests, and the redo path)
   int frozen_masked;  // tiles with masked elements, too: scaling leaves -inf what it is
 };
@@ -76,20 +78,29 @@ struct SequencePart {
 // One query tile. Written by the producer to shared memory, read by every consumer thread.
 struct alignas(16) Work {
   enum Mode { normal, redo, flush, stop };  // flush: finish what is pending and report
-  int position, head, batch, mode;          // the first position and query head
-  int len_q, len_k, q_offset, k_offset;     // offsets: first row of the sequence in its tensor
-  int begin, end;                           // key tiles to load
-  int some_empty;                           // some rows see no key at all
-  int heads;                                // query heads: row_heads or fewer
+  // What makes a warpgroup's part of a tile ordinary, so that code of its own does it faster.
+  enum Trait {
+    plain_end = 1,    // every row sees a key, no sinks, heads not packed, no redo, redoable
+    plain_store = 2,  // and TMA may write whole boxes of rows
+    redoable = 4,     // with the true maximum, should O or l overflow
+    same_first = 8,   // all rows see the first key of the first key tile; scale > 0
+  };
+  int position, head, batch, mode;       // the first position and query head
+  int len_q, len_k, q_offset, k_offset;  // offsets: first row of the sequence in its tensor
+  int begin, end;                        // key tiles to load
+  int some_empty;                        // some rows see no key at all
+  int heads;                             // query heads: row_heads or fewer
   int kv_head;
-  int unused[3];
+  int rows;           // positions from the first on: len_q - position
+  int first, behind;  // position i sees [i + first, i + behind) within [0, len_k)
   // What each consumer warpgroup does with them: a warpgroup of earlier rows ends earlier under a
   // causal mask. In key tiles:
   struct Part {
     int end;                       // begin: none of its rows sees a key, or it has no rows
     int full_begin, full_end;      // those without masked elements
     int frozen_begin, frozen_end;  // those done with a frozen maximum
-    int unused[3];
+    int traits;                    // of Trait
+    float* lse;                    // parts[0]: of the first position; null: none is wanted
     // The rows whose result is to be replaced in a redo: for each warp a bit a lane, for the first
     // and for the second of the two rows of which the lane has a part.
     uint32_t redo_rows[4][2];
@@ -127,13 +138,13 @@ __device__ __forceinline__ int row_position(const ForwardParams& p, const Work& 
 // rule.
 struct MaskRule {
   int first, end, len_k;  // position i sees [i + first, i + end) within [0, len_k)
+  __device__ __forceinline__ explicit MaskRule(const Work& w)
+      : first(w.first), end(w.behind), len_k(w.len_k) {}
   __device__ __forceinline__ MaskRule(const ForwardParams& p, int len_q, int keys) : len_k(keys) {
     const int shift = p.top_left ? 0 : keys - len_q;
     first = shift - p.left;
     end = shift + p.right + 1;
   }
-  __device__ __forceinline__ MaskRule(const ForwardParams& p, const Work& w)
-      : MaskRule(p, w.len_q, w.len_k) {}
   __device__ __forceinline__ int row_begin(int i) const { return max(0, i + first); }
   __device__ __forceinline__ int row_end(int i) const { return min(len_k, i + end); }
   __device__ __forceinline__ bool is_empty(int i) const { return row_begin(i) >= row_end(i); }

@@ -95,7 +95,7 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
 #pragma unroll 1
       for (int i = 0; i < int(sizeof(Work) / sizeof(int)); ++i) to[i] = from[i];
       w.mode = Work::redo;
-      for (Work::Part& part : w.parts) part.frozen_begin = part.frozen_end = 0;
+      for (Work::Part& part : w.parts) part.frozen_begin = part.frozen_end = part.traits = 0;
     }
     if (w.mode >= Work::flush) {
       w.begin = w.end = 0;
@@ -116,19 +116,21 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
   };
   auto send = [&] {
     const Work& w = shared.works[issued % kWorkSlots];
+    const bool packed = Tile.packs && p.row_heads > 1;
     tile::wait_barrier(&shared.q_ring.empty[q_at.stage], q_at.parity ^ 1);
     shared.redo[issued % kWorkSlots] = 0;
     if (w.begin < w.end) {
       int with_rows = 1;  // warpgroups
       for (int group = 1; group < Tile.groups; ++group)
-        with_rows += w.position + group * p.row_positions < w.len_q;
-      shared.q_ring.begin_fill(q_at, with_rows * p.q_slice_bytes);
+        with_rows += w.position + group * positions_of<Tile>(p) < w.len_q;
+      shared.q_ring.begin_fill(
+          q_at, with_rows * (Tile.packs ? p.q_slice_bytes : 64 * Tile.qk_panels() * 128));
 #pragma unroll 1
       for (int group = 0; group < with_rows; ++group) {
-        const int row = w.q_offset + w.position + group * p.row_positions;
+        const int row = w.q_offset + w.position + group * positions_of<Tile>(p);
         load_panels<Tile.qk_panels()>(shared.q[q_at.stage] + group * 64 * Tile.qk_panels() * 128,
-                                      p.q_map, 64 * 128, p.row_heads > 1 ? w.head : row,
-                                      p.row_heads > 1 ? row : w.head, p.cu_seqlens_q ? 0 : w.batch,
+                                      p.q_map, 64 * 128, packed ? w.head : row,
+                                      packed ? row : w.head, p.cu_seqlens_q ? 0 : w.batch,
                                       &shared.q_ring.full[q_at.stage]);
       }
     } else {
@@ -138,7 +140,12 @@ __device__ __forceinline__ void produce(const ForwardParams& p, SharedStorage<Ti
     ++issued;
   };
 
+  // The first tile follows from the parameters alone, unless lengths are on the device: it is
+  // chosen while the kernel before still runs.
+  const bool reads_lengths = p.cu_seqlens_q || p.cu_seqlens_k || p.k_lengths || p.tile_counter;
+  if (reads_lengths) ptx::wait_for_prerequisites();
   select();
+  if (!reads_lengths) ptx::wait_for_prerequisites();
   if constexpr (Tile.chained()) {
     // A buffer for Q is free as soon as the consumers have started on a tile: the next tile is
     // chosen and its Q requested a whole tile ahead, so that its latency is never seen.

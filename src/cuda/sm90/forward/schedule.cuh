@@ -70,11 +70,17 @@ struct TileOrder {
   }
 };
 
+// Positions of a warpgroup.
+template <ForwardTile Tile>
+__device__ __forceinline__ int positions_of(const ForwardParams& p) {
+  return Tile.packs ? p.row_positions : 64;
+}
+
 // The share of the warpgroup whose first position is `first`.
 template <ForwardTile Tile>
 __device__ __forceinline__ void describe_part(const ForwardParams& p, const MaskRule& rule,
                                               const Work& w, int first, Work::Part& part) {
-  int last = min(first + p.row_positions, w.len_q) - 1;
+  int last = min(first + positions_of<Tile>(p), w.len_q) - 1;
   asm("" : "+r"(last));  // else the - 1 is worked into what follows, which costs registers: a spill
   if (first > last || w.begin >= w.end) {
     part.end = w.begin;
@@ -93,6 +99,29 @@ __device__ __forceinline__ void describe_part(const ForwardParams& p, const Mask
   if (w.mode == Work::redo || w.some_empty) part.frozen_begin = part.frozen_end = 0;
 }
 
+template <ForwardTile Tile>
+__device__ __forceinline__ void describe_traits(const ForwardParams& p, Work& w) {
+  const bool unpacked = !Tile.packs || p.row_heads == 1;
+  int traits = 0;
+  if (w.mode == Work::normal && !w.some_empty && w.begin < w.end) {
+    if (unpacked && !p.sinks) traits |= Work::plain_end;
+    if (unpacked && (!p.cu_seqlens_q || w.rows >= Tile.rows())) traits |= Work::plain_store;
+    const int last = min(positions_of<Tile>(p) * Tile.groups, w.rows) - 1;
+    if (p.frozen_masked && w.position + last + w.first <= w.begin * Tile.keys)
+      traits |= Work::same_first;
+  }
+#pragma unroll 1
+  for (int group = 0; group < Tile.groups; ++group) {
+    Work::Part& part = w.parts[group];
+    const bool redoable = (traits & Work::same_first) || part.frozen_begin < part.frozen_end;
+    part.traits = redoable ? traits | Work::redoable : traits & ~Work::plain_end;
+  }
+  float* lse = p.lse;
+  if (lse)
+    lse += w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + int64_t(w.position);
+  w.parts[0].lse = lse;
+}
+
 // Fills `w` for one query tile; false if it has no rows (shorter sequences of a varlen batch).
 template <ForwardTile Tile>
 __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index,
@@ -104,10 +133,11 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   if (w.batch >= p.b) return false;
   const int tile_head = all_head - w.batch * p.tile_heads;
   w.kv_head = tile_head / p.tile_heads_per_kv_head;
-  const int ahead = (tile_head - w.kv_head * p.tile_heads_per_kv_head) * p.row_heads;
+  const int ahead =
+      (tile_head - w.kv_head * p.tile_heads_per_kv_head) * (Tile.packs ? p.row_heads : 1);
   w.head = w.kv_head * p.heads_per_kv_head + ahead;
-  w.heads = min(p.row_heads, p.heads_per_kv_head - ahead);
-  w.position = index * Tile.groups * p.row_positions;
+  if constexpr (Tile.packs) w.heads = min(p.row_heads, p.heads_per_kv_head - ahead);
+  w.position = index * Tile.groups * positions_of<Tile>(p);
   w.mode = p.always_online ? Work::redo : Work::normal;
   const SequencePart queries(p.cu_seqlens_q, w.batch, p.s_q, p.total_q);
   w.len_q = queries.length;
@@ -117,8 +147,11 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   w.k_offset = keys.offset;
   if (w.position >= w.len_q) return false;
 
-  const MaskRule rule(p, w);
-  const int last = min(w.position + Tile.groups * p.row_positions, w.len_q) - 1;
+  w.rows = w.len_q - w.position;
+  const MaskRule rule(p, w.len_q, w.len_k);
+  w.first = rule.first;
+  w.behind = rule.end;
+  const int last = min(w.position + Tile.groups * positions_of<Tile>(p), w.len_q) - 1;
   const int first_key = rule.row_begin(w.position), end_key = rule.row_end(last);
   // Emptiness starts at one end of the tile: before the first key, or past the last one of a
   // window.
@@ -127,9 +160,12 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   w.end = first_key < end_key ? ceil_div(end_key, Tile.keys) : 0;
 #pragma unroll 1
   for (int group = 0; group < Tile.groups; ++group) {
-    const int first = w.position + group * p.row_positions;
+    const int first = w.position + group * positions_of<Tile>(p);
     describe_part<Tile>(p, rule, w, first, w.parts[group]);
   }
+  // Read again from here on: few registers are left.
+  asm volatile("" ::: "memory");
+  describe_traits<Tile>(p, w);
   return true;
 }
 

@@ -129,13 +129,30 @@ __device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, flo
   row.l1 = first ? t1 : fmaf(row.l1, a1, t1);
 }
 
-// s -> p in place with m as it stands; the partial sums of the tile come back in t0, t1.
-template <int N>
-__device__ __forceinline__ void softmax_frozen(float (&s)[N], const RowState& row, float scale_log2,
-                                               float& t0, float& t1) {
-  t0 = t1 = 0.0f;
+// The first tile of a query tile, without what softmax_online must think of: m is the maximum of
+// each row's first `Columns` scores, among which there is one that is visible. Others may be
+// above it; what follows is as for a frozen maximum.
+template <int Columns, int N>
+__device__ __forceinline__ void first_maximum(const float (&s)[N], RowState& row,
+                                              float scale_log2) {
+  float x0 = -INFINITY, x1 = -INFINITY;
 #pragma unroll
-  for (int i = 0; i < N; i += 4) {
+  for (int i = 0; i < Columns / 2; i += 4) {
+    x0 = fmaxf(x0, fmaxf(s[i], s[i + 1]));
+    x1 = fmaxf(x1, fmaxf(s[i + 2], s[i + 3]));
+  }
+  row.m0 = quad_max(x0) * scale_log2;
+  row.m1 = quad_max(x1) * scale_log2;
+  row.l0 = row.l1 = 0.0f;
+  row.suspect = false;
+}
+
+// Elements [Begin, End) of s -> p in place with m as it stands; their sums are added to t0, t1.
+template <int Begin, int End, int N>
+__device__ __forceinline__ void softmax_frozen_part(float (&s)[N], const RowState& row,
+                                                    float scale_log2, float& t0, float& t1) {
+#pragma unroll
+  for (int i = Begin; i < End; i += 4) {
     s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -row.m0));
     s[i + 1] = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, -row.m0));
     s[i + 2] = ptx::exp2_approx(fmaf(s[i + 2], scale_log2, -row.m1));
@@ -143,6 +160,13 @@ __device__ __forceinline__ void softmax_frozen(float (&s)[N], const RowState& ro
     t0 += s[i] + s[i + 1];
     t1 += s[i + 2] + s[i + 3];
   }
+}
+
+template <int N>
+__device__ __forceinline__ void softmax_frozen(float (&s)[N], const RowState& row, float scale_log2,
+                                               float& t0, float& t1) {
+  t0 = t1 = 0.0f;
+  softmax_frozen_part<0, N>(s, row, scale_log2, t0, t1);
 }
 
 // How far m must rise for a row whose partial sums in the tile are t: a whole exponent, 0 if none.
@@ -173,28 +197,27 @@ __device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t
   scale_rows(s, f0, f1);
 }
 
-// Elements outside [begin, end) of their row become -inf. Columns relative to the tile's first key,
-// less 2 * (lane % 4). Two loops, because most boundary tiles are cut on one side only.
-template <int N>
-__device__ __forceinline__ void mask_before(float (&s)[N], int begin0, int begin1) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const int column = i * 2;
-    s[i] = column < begin0 ? -INFINITY : s[i];
-    s[i + 1] = column + 1 < begin0 ? -INFINITY : s[i + 1];
-    s[i + 2] = column < begin1 ? -INFINITY : s[i + 2];
-    s[i + 3] = column + 1 < begin1 ? -INFINITY : s[i + 3];
-  }
+// Of a row's columns that a thread has (8 i + 2 (lane % 4) + {0, 1}), those before `column` of the
+// tile (less 2 (lane % 4)): a bit each.
+__device__ __forceinline__ uint32_t bits_before(int column) {
+  column = max(column, 0);
+  uint32_t beyond;
+  asm("shl.b32 %0, -1, %1;" : "=r"(beyond) : "r"(column / 8 * 2 + min(column % 8, 2)));
+  return ~beyond;  // 32 and more: all
 }
+
+// Elements that are not kept become -inf. Bits of the thread's two rows.
 template <int N>
-__device__ __forceinline__ void mask_from(float (&s)[N], int end0, int end1) {
+__device__ __forceinline__ void mask_scores(float (&s)[N], uint32_t keep0, uint32_t keep1) {
+  static_assert(N <= 64);
 #pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const int column = i * 2;
-    s[i] = column >= end0 ? -INFINITY : s[i];
-    s[i + 1] = column + 1 >= end0 ? -INFINITY : s[i + 1];
-    s[i + 2] = column >= end1 ? -INFINITY : s[i + 2];
-    s[i + 3] = column + 1 >= end1 ? -INFINITY : s[i + 3];
+  for (int row = 0; row < 2; ++row) {
+    const uint32_t keep = row ? keep1 : keep0;
+#pragma unroll
+    for (int j = 0; j < N / 2; ++j) {
+      float& x = s[j / 2 * 4 + row * 2 + j % 2];
+      x = keep >> j & 1 ? x : -INFINITY;
+    }
   }
 }
 
