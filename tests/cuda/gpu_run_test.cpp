@@ -220,7 +220,7 @@ TEST_F(GpuRun, Row34_TheTensorsDeviceIsUsedWhateverIsCurrent) {
         const CurrentGpu set(current);
         Results results = gpu_results(x);
         const GpuForward gpu(x, results, {DeviceType::cuda, place});
-        Status status = forward(gpu.tensors(), c.options);  // the default stream of their device
+        Status status = forward(gpu.tensors(), x.c.options);  // the default stream of their device
         EXPECT_TRUE(status.ok()) << to_string(status.error());
         EXPECT_EQ(current_gpu(), current);
         {
@@ -230,7 +230,7 @@ TEST_F(GpuRun, Row34_TheTensorsDeviceIsUsedWhateverIsCurrent) {
         gpu.collect(x, results);
         EXPECT_EQ(bits_of(results), expected);
 
-        const auto planned = plan(make_problem(gpu.tensors(), c.options));
+        const auto planned = plan(make_problem(gpu.tensors(), x.c.options));
         ASSERT_TRUE(planned.ok()) << to_string(planned.error());
         const CurrentGpu theirs(place);  // whose copies are waited for
         Results again = gpu_results(x);
