@@ -382,7 +382,7 @@ TEST_P(GpuKernels, ValuesNearTheEndOfFloat) {
 
 INSTANTIATE_TEST_SUITE_P(Each, GpuKernels,
                          ::testing::Values(Kernel{"tiled64", "", 1, 150, 300, 64},
-                                           Kernel{"tiled64long", "", 1, 200, 1100, 64},
+                                           Kernel{"tiled64long", "", 1, 150, 2100, 64},
                                            Kernel{"tiled128", "", 1, 150, 300, 128},
                                            Kernel{"tiled192", "", 1, 130, 250, 192},
                                            Kernel{"tiled256", "", 1, 130, 200, 256},
