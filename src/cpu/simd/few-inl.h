@@ -277,7 +277,7 @@ HWY_INLINE void few_step(const ForwardTask& task, const ForwardScratch& x, const
   if (range.first >= range.last) return;
   for (size_t v = hwy::DivCeil(mask.count, kLanes); v < kVectors; ++v) range.begin[v] = range.last;
   const size_t last = std::min(range.last, count);
-  std::optional<PanelPairs> pairs;
+  Maybe<PanelPairs> pairs;
   if (task.score.has_pairs()) pairs.emplace(task.score, mask).prefetch(k0, range);
   few_scores<kRows>(task, few, k0, range.first, last, x.s);
   std::fill(x.s + last * kPanel, x.s + range.last * kPanel, 0.0f);
@@ -289,7 +289,8 @@ HWY_INLINE void few_step(const ForwardTask& task, const ForwardScratch& x, const
       largest[v] = hn::Max(largest[v], hn::Load(f, x.s + j * kPanel + v * kLanes));
     }
   }
-  make_probabilities(task, x, 0, mask, pairs, k0, range, largest, correction);
+  make_probabilities(task, x, 0, mask, pairs, untouched(task.score, range), k0, range, largest,
+                     correction);
   HWY_ALIGN float factors[kPanel];
   for (size_t v = 0; v < kVectors; ++v) hn::Store(correction[v], f, factors + v * kLanes);
   few_output<kRows>(task, few, k0, range.first, last, x.s, factors);

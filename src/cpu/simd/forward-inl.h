@@ -24,13 +24,13 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <optional>
 
 #include "cpu/simd/dropout-inl.h"
 #include "cpu/simd/gemm-inl.h"
 #include "cpu/simd/kernels.hpp"
 #include "cpu/simd/math-inl.h"
 #include "cpu/simd/pack-inl.h"
+#include "cpu/simd/pair_scores-inl.h"
 #include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/scores-inl.h"
 
@@ -86,20 +86,54 @@ struct ForwardScratch {
   }
 };
 
+/// Products that a pass of its own will make scores of. The pairs that it will read, if any, are
+/// asked for between them, a few rows at a time (bias at d 64: 2% of the pass in one burst).
+struct Products {
+  static constexpr bool kScores = false;
+
+  const Maybe<PanelPairs>& pairs;
+  std::int64_t k0;
+  const BlockRange& range;
+
+  template <size_t first, size_t last>
+  HWY_INLINE void before(size_t j) const {
+    if (pairs) ask(j);
+  }
+  HWY_NOINLINE void ask(size_t j) const {
+    pairs->prefetch(k0, range, (j - range.first) / kStep, (range.last - range.first) / kStep);
+  }
+  template <size_t first, size_t last>
+  HWY_INLINE void finish(size_t, Accumulators&) const {}
+};
+
+/// What plain scores take in while they are in registers: mask edges, if there are any.
+struct Edges {
+  static constexpr bool kScores = true;
+  const Maybe<LaneValues>& lanes;
+  const BlockRange& range;
+
+  template <size_t first, size_t last>
+  HWY_INLINE void before(size_t) const {}
+  template <size_t first, size_t last>
+  HWY_INLINE void finish(size_t j, Accumulators& acc) const {
+    if (lanes) hide_edges<first, last>(*lanes, range, j, acc);
+  }
+};
+
 /// Scores of keys [j0, j1) of the block against vectors [first, last) of one panel into s, with the
-/// largest per lane; hidden at a mask's edges if there are `edges`.
-template <size_t first, size_t last>
+/// largest per lane; `finish` (Products, Edges, SeenPairs) makes scores of products.
+template <size_t first, size_t last, class Finish>
 HWY_INLINE void score_steps(const ForwardScratch& x, const float* k, const float* q, size_t d_qk,
-                            size_t j0, size_t j1, const BlockRange& range,
-                            const std::optional<LaneValues>& edges, Prefetch& ahead,
+                            size_t j0, size_t j1, Finish& finish, Prefetch& ahead,
                             V (&largest)[kVectors]) {
   for (size_t j = j0; j < j1; j += kStep) {
     ahead.step();
+    finish.template before<first, last>(j);
     Accumulators acc;
     multiply_columns<first, last>(k, x.keys, j, q, d_qk, acc);
-    if (edges) hide_edges<first, last>(*edges, range, j, acc);
+    finish.template finish<first, last>(j, acc);
     store<first, last>(acc, x.s + j * kPanel);
-    for (size_t m = 0; m < kStep; ++m) {
+    for (size_t m = 0; Finish::kScores && m < kStep; ++m) {
       for (size_t v = first; v < last; ++v) largest[v] = hn::Max(largest[v], acc.c[m][v]);
     }
   }
@@ -108,18 +142,18 @@ HWY_INLINE void score_steps(const ForwardScratch& x, const float* k, const float
 /// Scores of a range of the block against one panel. A vector of lanes skips the keys at either end
 /// that only others see: a window of 512 keys ran at 0.83 of the plain rate without, a panel's 48
 /// rows walking 568 keys.
+template <class Finish>
 HWY_NOINLINE void score_products(const ForwardScratch& x, const float* k, const float* q,
-                                 size_t d_qk, const BlockRange& r,
-                                 const std::optional<LaneValues>& edges, Prefetch& ahead,
+                                 size_t d_qk, const BlockRange& r, Finish finish, Prefetch& ahead,
                                  V (&largest)[kVectors]) {
   static_assert(kVectors == 3);
   const F f;
   for (V& value : largest) value = hn::Set(f, -std::numeric_limits<float>::infinity());
-  score_steps<0, 1>(x, k, q, d_qk, r.begin[0], r.begin[1], r, edges, ahead, largest);
-  score_steps<0, 2>(x, k, q, d_qk, r.begin[1], r.begin[2], r, edges, ahead, largest);
-  score_steps<0, 3>(x, k, q, d_qk, r.begin[2], r.end[0], r, edges, ahead, largest);
-  score_steps<1, 3>(x, k, q, d_qk, r.end[0], r.end[1], r, edges, ahead, largest);
-  score_steps<2, 3>(x, k, q, d_qk, r.end[1], r.end[2], r, edges, ahead, largest);
+  score_steps<0, 1>(x, k, q, d_qk, r.begin[0], r.begin[1], finish, ahead, largest);
+  score_steps<0, 2>(x, k, q, d_qk, r.begin[1], r.begin[2], finish, ahead, largest);
+  score_steps<0, 3>(x, k, q, d_qk, r.begin[2], r.end[0], finish, ahead, largest);
+  score_steps<1, 3>(x, k, q, d_qk, r.end[0], r.end[1], finish, ahead, largest);
+  score_steps<2, 3>(x, k, q, d_qk, r.end[1], r.end[2], finish, ahead, largest);
 }
 
 /// Scores to probabilities in place; maximum and sum move on; `correction` is the factor for O.
@@ -231,14 +265,15 @@ HWY_INLINE bool untouched(const ScoreRule& score, const BlockRange& range) {
 }
 
 /// Scores q.k of one panel and block, with their largest per lane, to probabilities: what comes
-/// between the two products. `pairs` is there if the score has any.
+/// between the two products. `finished`: the products took in all that makes scores.
 HWY_INLINE void make_probabilities(const ForwardTask& task, const ForwardScratch& x, size_t panel,
-                                   const PanelMask& mask, const std::optional<PanelPairs>& pairs,
-                                   std::int64_t k0, const BlockRange& range, V (&largest)[kVectors],
-                                   V (&correction)[kVectors]) {
-  if (pairs) {
-    modify_pair_scores(task.score, mask, *pairs, k0, range, x.s, x.top + panel * kPanel, largest);
-  } else if (!untouched(task.score, range)) {
+                                   const PanelMask& mask, const Maybe<PanelPairs>& pairs,
+                                   bool finished, std::int64_t k0, const BlockRange& range,
+                                   V (&largest)[kVectors], V (&correction)[kVectors]) {
+  if (!finished && pairs) {
+    modify_pair_scores(task.score, mask, *pairs, k0, x.keys, range, x.s, x.top + panel * kPanel,
+                       largest);
+  } else if (!finished) {
     modify_scores(task.score, mask, k0, range, x.s, largest);
   }
   softmax_step(x, panel, range, largest, correction);
@@ -251,19 +286,33 @@ HWY_INLINE void forward_step(const ForwardTask& task, const ForwardScratch& x, c
                              bool fresh, Prefetch& ahead) {
   const size_t d_qk = static_cast<size_t>(task.d_qk);
   const size_t d_v = static_cast<size_t>(task.d_v);
+  const float* q = x.q + panel * d_qk * kPanel;
+  const ScoreRule& score = task.score;
+  const bool finished = score.plain;  // by the products
   V largest[kVectors];
   V correction[kVectors];
-  std::optional<PanelPairs> pairs;
-  if (task.score.has_pairs()) pairs.emplace(task.score, mask).prefetch(k0, range);
-  std::optional<LaneValues> edges;
+  Maybe<PanelPairs> pairs;
+  if (score.has_pairs()) {
+    pairs.emplace(score, mask);
+    if (fresh && finished) pairs->prefetch(k0, range);
+  }
+  Maybe<LaneValues> edges;
   if (!range.full()) {
     range = mask.trimmed(range, k0);
-    if (task.score.plain && !pairs) edges.emplace(task.score, mask, k0);
+    if (finished) edges.emplace(score, mask, k0);
   }
   ahead.spread((range.last - range.first + d_v) / kStep);
-  score_products(x, block, x.q + panel * d_qk * kPanel, d_qk, range, edges, ahead, largest);
-  if (edges) range.seen_first = range.first, range.seen_last = range.last;  // all hidden by now
-  make_probabilities(task, x, panel, mask, pairs, k0, range, largest, correction);
+  const auto multiply = [&](auto finish) HWY_ATTR {
+    score_products(x, block, q, d_qk, range, finish, ahead, largest);
+  };
+  if (!finished) {
+    multiply(Products{pairs, k0, range});
+  } else if (pairs) {
+    multiply(SeenPairs(*pairs, edges, k0, range, x.keys, x.top + panel * kPanel));
+  } else {
+    multiply(Edges{edges, range});
+  }
+  make_probabilities(task, x, panel, mask, pairs, finished, k0, range, largest, correction);
   accumulate_output(x, block + x.keys * hwy::RoundUpTo(d_qk, kChunk),
                     x.o + panel * hwy::RoundUpTo(d_v, kStep) * kPanel, d_v, range, fresh,
                     correction, ahead);
@@ -291,6 +340,7 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
   }
   bool fresh[kMaxPanels];
   std::fill_n(fresh, panels, true);
+  const Operand o{task.o.data, task.o.dtype, task.o.row, task.o.head, task.o.dim};
   // Blocks lie on one grid for all items, which therefore can share what is packed.
   if (begin < end) begin = begin / task.tiles.keys * task.tiles.keys;
   const size_t block_floats = packed_floats(task.tiles, task.d_qk, task.d_v);
@@ -330,6 +380,10 @@ void forward_item(const ForwardTask& task, std::byte* memory) {
       if (p + 1 < panels && fresh[p + 1]) {
         ahead.add(task.q, task.group, masks[p + 1].first_row,
                   masks[p + 1].first_row + static_cast<std::int64_t>(masks[p + 1].count), d_qk);
+      }
+      if (masks[p].any.end <= next) {
+        ahead.add(o, task.group, masks[p].first_row,
+                  masks[p].first_row + static_cast<std::int64_t>(masks[p].count), d_v);
       }
       forward_step(task, x, block, p, masks[p], k0, range, fresh[p], ahead);
       fresh[p] = false;

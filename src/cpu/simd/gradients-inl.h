@@ -21,6 +21,7 @@
 #include "cpu/simd/kernels.hpp"
 #include "cpu/simd/math-inl.h"
 #include "cpu/simd/pack-inl.h"
+#include "cpu/simd/pair_scores-inl.h"
 #include "cpu/simd/pairs-inl.h"
 #include "cpu/simd/scores-inl.h"
 

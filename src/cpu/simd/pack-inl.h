@@ -113,9 +113,9 @@ class KeyRows {
 HWY_INLINE void touch(const void* p) { static_cast<void>(*static_cast<const volatile char*>(p)); }
 
 /// Rows that will be packed soon, asked for (to L2) a few at a time between products: a burst of
-/// requests would itself wait for memory (4% of the forward pass at d 128). Each is touched: rows
-/// of one head lie pages apart (causal forward, d 64, 16 heads of 8k: 175 -> 187 GFLOP/s). Rows
-/// that another thread may be writing must not be: `written`.
+/// requests would itself wait for memory (4% of the forward pass at d 128). Each page is touched:
+/// rows of one head lie pages apart (causal forward, d 64, 16 heads of 8k: 175 -> 187 GFLOP/s).
+/// Rows that another thread may be writing must not be: `written`.
 class Prefetch {
  public:
   /// Packed rows [first, last), r = i * group + g, of `depth` elements each.
@@ -153,14 +153,16 @@ class Prefetch {
     }
   }
 
-  static HWY_INLINE void row(const Span& span) {
+  HWY_INLINE void row(const Span& span) {
     const Operand& x = *span.x;
     const std::int64_t size = size_of(x.dtype);
     const auto bytes = static_cast<std::int64_t>(span.depth) * size;
     const std::int64_t i = span.group == 1 ? span.first : span.first / span.group;
     const char* at = static_cast<const char*>(x.data) +
                      (i * x.row + (span.first - i * span.group) * x.head) * size;
-    if (!span.written) touch(at);
+    const auto page = reinterpret_cast<std::uintptr_t>(at) / kPage;
+    if (!span.written && page != touched_) touch(at);
+    touched_ = page;
     for (std::int64_t offset = 0; offset < bytes; offset += 64) {
       __builtin_prefetch(at + offset, 0, 2);
     }
@@ -169,6 +171,8 @@ class Prefetch {
   Span spans_[4];
   size_t count_ = 0;
   std::int64_t rows_per_step_ = 0;
+  static constexpr std::uintptr_t kPage = 4096;
+  std::uintptr_t touched_ = 0;
 };
 
 /// Of a packed block, for Prefetch: a block is a whole number of such rows.
@@ -219,6 +223,46 @@ HWY_NOINLINE void pack_chunks(const Operand& x, std::int64_t first, size_t count
   }
 }
 
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void turn(V*) {}
+#else
+/// Turns 4 x 4 elements in every 128-bit block of four vectors.
+HWY_INLINE void turn_blocks(V* x) {
+  const F f;
+  const hn::Repartition<double, F> pairs;
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(f, x[0], x[1]));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(f, x[2], x[3]));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(f, x[0], x[1]));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(f, x[2], x[3]));
+  x[0] = hn::BitCast(f, hn::InterleaveLower(pairs, low01, low23));
+  x[1] = hn::BitCast(f, hn::InterleaveUpper(pairs, low01, low23));
+  x[2] = hn::BitCast(f, hn::InterleaveLower(pairs, high01, high23));
+  x[3] = hn::BitCast(f, hn::InterleaveUpper(pairs, high01, high23));
+}
+
+/// Turns kLanes x kLanes elements: x[i] lane j goes to x[j] lane i.
+HWY_INLINE void turn(V* x) {
+  for (size_t i = 0; i < kLanes; i += 4) turn_blocks(x + i);
+  const F f;
+  for (size_t m = 0; m < 4; ++m) {
+    if constexpr (kLanes == 8) {
+      const V low = hn::ConcatLowerLower(f, x[4 + m], x[m]);
+      x[4 + m] = hn::ConcatUpperUpper(f, x[4 + m], x[m]);
+      x[m] = low;
+    } else if constexpr (kLanes == 16) {
+      const V even01 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(x[4 + m]), x[m]);
+      const V odd01 = hn::OddEvenBlocks(x[4 + m], hn::SwapAdjacentBlocks(x[m]));
+      const V even23 = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(x[12 + m]), x[8 + m]);
+      const V odd23 = hn::OddEvenBlocks(x[12 + m], hn::SwapAdjacentBlocks(x[8 + m]));
+      x[m] = hn::ConcatLowerLower(f, even23, even01);
+      x[4 + m] = hn::ConcatLowerLower(f, odd23, odd01);
+      x[8 + m] = hn::ConcatUpperUpper(f, even23, even01);
+      x[12 + m] = hn::ConcatUpperUpper(f, odd23, odd01);
+    }
+  }
+}
+#endif
+
 /// out[m * stride + 0..3] = column m of the 4 x 4 block whose rows lie `width` floats apart, times
 /// factor.
 HWY_INLINE void transpose4(const float* HWY_RESTRICT block, size_t width, float factor,
@@ -257,7 +301,22 @@ HWY_NOINLINE void pack_panel(const Operand& x, std::int64_t group, std::int64_t 
       const std::int64_t r = first + static_cast<std::int64_t>(lane);
       rows[lane] = lane < count ? data + (r / group) * x.row + (r % group) * x.head : nullptr;
     }
-    for (size_t k = 0; k < depth; k += kChunk) {
+    const F f;
+    const size_t turned = x.dim == 1 ? depth / kLanes * kLanes : 0;
+    for (size_t v = 0; v < kVectors; ++v) {
+      for (size_t k = 0; k < turned; k += kLanes) {
+        V values[kLanes];
+        for (size_t i = 0; i < kLanes; ++i) {
+          const auto* row = rows[v * kLanes + i];
+          values[i] = row == nullptr ? hn::Zero(f) : load_some(f, row + k);
+        }
+        turn(values);
+        for (size_t i = 0; i < kLanes; ++i) {
+          hn::Store(hn::Mul(values[i], hn::Set(f, factor)), f, out + (k + i) * kPanel + v * kLanes);
+        }
+      }
+    }
+    for (size_t k = turned; k < depth; k += kChunk) {
       const size_t n = std::min(kChunk, depth - k);
       for (size_t lane = 0; lane < kPanel; ++lane) {
         float* row = chunk + lane * kChunk;
@@ -307,21 +366,53 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT row, size_t depth, const Out
   }
 }
 
+/// Columns of a panel that go out as whole vectors of floats: how many there are, after writing.
+HWY_INLINE size_t unpack_floats(const float* HWY_RESTRICT panel, size_t depth, const Output& x,
+                                std::int64_t group, std::int64_t first, size_t count) {
+  const F f;
+  if (x.dtype != DType::f32 || x.dim != 1) return 0;
+  const size_t turned = depth / kLanes * kLanes;
+  for (size_t v = 0; v * kLanes < count; ++v) {
+    const size_t lanes = std::min(count - v * kLanes, kLanes);
+    float* rows[kLanes];
+    for (size_t i = 0; i < lanes; ++i) {
+      const std::int64_t r = first + static_cast<std::int64_t>(v * kLanes + i);
+      rows[i] = static_cast<float*>(x.data) + (r / group) * x.row + (r % group) * x.head;
+    }
+    for (size_t c = 0; c < turned; c += kLanes) {
+      V values[kLanes];
+      for (size_t i = 0; i < kLanes; ++i) {
+        values[i] = hn::Load(f, panel + (c + i) * kPanel + v * kLanes);
+      }
+      turn(values);
+      for (size_t i = 0; i < lanes; ++i) hn::StoreU(values[i], f, rows[i] + c);
+    }
+  }
+  return turned;
+}
+
 /// The reverse of pack_panel: element (c, lane) of the panel to element c of packed row first +
 /// lane, for lanes below `count`. Four whole rows at a time; depth <= kMaxHeadDim.
 HWY_NOINLINE void unpack_panel(const float* HWY_RESTRICT panel, size_t depth, const Output& x,
                                std::int64_t group, std::int64_t first, size_t count) {
-  HWY_ALIGN float rows[4][kMaxHeadDim];
+  const size_t done = unpack_floats(panel, depth, x, group, first, count);
+  if (done == depth) return;
+  constexpr size_t kRow = kMaxHeadDim + 16;  // rows 4 KB apart would be in the way of each other
+  HWY_ALIGN float rows[4][kRow];
   const size_t whole = kPanel % 4 == 0 ? depth / 4 * 4 : 0;
   for (size_t lane = 0; lane < count; lane += 4) {
     const size_t lanes = std::min(count - lane, size_t{4});
-    for (size_t c = 0; c < whole; c += 4) {
-      transpose4(panel + c * kPanel + lane, kPanel, 1.0f, rows[0] + c, kMaxHeadDim);
+    for (size_t c = done; c < whole; c += 4) {
+      transpose4(panel + c * kPanel + lane, kPanel, 1.0f, rows[0] + c, kRow);
     }
     for (size_t m = 0; m < lanes; ++m) {
-      for (size_t c = whole; c < depth; ++c) rows[m][c] = panel[c * kPanel + lane + m];
+      for (size_t c = std::max(done, whole); c < depth; ++c) {
+        rows[m][c] = panel[c * kPanel + lane + m];
+      }
       const std::int64_t r = first + static_cast<std::int64_t>(lane + m);
-      store_row(rows[m], depth, x, (r / group) * x.row + (r % group) * x.head);
+      store_row(
+          rows[m] + done, depth - done, x,
+          (r / group) * x.row + (r % group) * x.head + static_cast<std::int64_t>(done) * x.dim);
     }
   }
 }

@@ -12,6 +12,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <new>
+#include <type_traits>
+#include <utility>
 
 #include "core/mask.hpp"
 #include "cpu/simd/gemm-inl.h"
@@ -33,6 +36,26 @@ struct Carver {
     used += hwy::RoundUpTo(count * sizeof(float), size_t{64});
     return result;
   }
+};
+
+/// std::optional for large things in inner loops: GCC fills the empty one with zeros, 1 KB a panel
+/// and block.
+template <class T>
+class Maybe {
+ public:
+  template <class... Arguments>
+  T& emplace(Arguments&&... arguments) {
+    value_ = new (bytes_) T(std::forward<Arguments>(arguments)...);
+    return *value_;
+  }
+  explicit operator bool() const { return value_ != nullptr; }
+  const T& operator*() const { return *value_; }
+  const T* operator->() const { return value_; }
+
+ private:
+  static_assert(std::is_trivially_destructible_v<T>);
+  alignas(T) std::byte bytes_[sizeof(T)];
+  T* value_ = nullptr;
 };
 
 /// Keys [first, last) of a block, multiples of kStep. Of vector v of the panel [begin[v], end[v]):
@@ -134,12 +157,11 @@ struct PackedRow {
 
 /// Per-lane numbers of a panel against the block that starts at key k0.
 struct LaneValues {
-  HWY_ALIGN float first[kPanel] = {};     // first visible key of the block, relative
-  HWY_ALIGN float last[kPanel] = {};      // one past the last, relative
-  HWY_ALIGN float position[kPanel] = {};  // i + shift - k0
-  HWY_ALIGN float slope[kPanel] = {};     // ALiBi, natural units
+  HWY_ALIGN float first[kPanel];     // first visible key of the block, relative
+  HWY_ALIGN float last[kPanel];      // one past the last, relative
+  HWY_ALIGN float position[kPanel];  // i + shift - k0
+  HWY_ALIGN float slope[kPanel];     // ALiBi, natural units
 
-  LaneValues() = default;
   LaneValues(const ScoreRule& score, const PanelMask& mask, std::int64_t k0) {
     const auto relative = [k0](std::int64_t key) {
       return static_cast<float>(std::clamp<std::int64_t>(key - k0, -1, 1 << 20));
@@ -162,6 +184,12 @@ struct LaneValues {
 struct LaneVectors {
   V first, last, position, slope;
 
+  /// Of lanes that see all.
+  LaneVectors()
+      : first(hn::Set(F(), -std::numeric_limits<float>::infinity())),
+        last(hn::Neg(first)),
+        position(hn::Zero(F())),
+        slope(position) {}
   LaneVectors(const LaneValues& lanes, size_t v)
       : first(hn::Load(F(), lanes.first + v * kLanes)),
         last(hn::Load(F(), lanes.last + v * kLanes)),
