@@ -17,6 +17,7 @@
 #pragma once
 #include "../../ptx/mma.cuh"
 #include "../../ptx/sm90.cuh"
+#include "epilogue.cuh"
 #include "params.cuh"
 #include "score.cuh"
 #include "softmax.cuh"
@@ -122,36 +123,44 @@ __device__ __forceinline__ float short_softmax(const ForwardParams& p, ShortScor
   return scaled;
 }
 
-// LSE and O of row `half`; row.l is the whole sum.
+// LSE and O of row `half`; row.l is the whole sum. All lanes call it: those of a row past the end
+// write nothing.
 template <int Tiles, class Element>
 __device__ __forceinline__ void end_short_row(const ShortParams& p, const float (&o)[Tiles][4],
-                                              int half, const ShortRow& row, int head, int batch,
-                                              int q_offset) {
+                                              int half, const ShortRow& row, int len_q, int head,
+                                              int batch, int q_offset) {
   const int c = threadIdx.x % 4;
+  const bool there = row.position < len_q;
   float m = row.m, l = row.l, scaled = 1.0f;
   const bool empty = row.begin >= row.end;
   if (empty) m = -INFINITY, l = 1.0f;
   if (p.sinks) scaled = add_sink(p.sinks[head] * 1.4426950408889634f, m, l);
   const float factor = empty ? 0.0f : __fdividef(scaled, l);
-  if (p.lse && c == 0) {
+  if (p.lse && c == 0 && there) {
     p.lse[batch * p.lse_stride_b + head * p.lse_stride_h + q_offset + row.position] = lse_of(m, l);
+  }
+  // The thread's columns lie side by side, in kChunks pieces of 16 bytes. With four the quad
+  // exchanges them, so that a store of the warp writes whole sectors and not halves.
+  constexpr int kChunks = Tiles / 4;
+  uint32_t words[4][kChunks];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int t = chunk % (Tiles / 8) * 8 + 2 * i, e = 2 * half + chunk / (Tiles / 8);
+      // Not by multiplying with 0: a V of NaN must not reach an empty row.
+      words[i][chunk] = empty ? 0u : ptx::pack<Element>(o[t][e] * factor, o[t + 1][e] * factor);
+    }
+    if constexpr (kChunks == 4) transpose_quad(words[i], c);
   }
   Element* line = static_cast<Element*>(p.o) + batch * p.o_stride_b + head * p.o_stride_h +
                   (q_offset + int64_t(row.position)) * p.o_stride_s;
 #pragma unroll
-  for (int column = 0; column < 2; ++column) {
-#pragma unroll
-    for (int chunk = 0; chunk < Tiles / 8; ++chunk) {
-      uint32_t words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int t = 8 * chunk + 2 * i, e = 2 * half + column;
-        // Not by multiplying with 0: a V of NaN must not reach an empty row.
-        words[i] = empty ? 0u : ptx::pack<Element>(o[t][e] * factor, o[t + 1][e] * factor);
-      }
-      const int first = (2 * c + column) * Tiles + 8 * chunk;
-      if (first < p.d_v)
-        *reinterpret_cast<uint4*>(line + first) = uint4{words[0], words[1], words[2], words[3]};
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    const int column = 8 * (kChunks == 4 ? 4 * chunk + c : kChunks * c + chunk);
+    if (there && column < p.d_v) {
+      *reinterpret_cast<uint4*>(line + column) =
+          uint4{words[0][chunk], words[1][chunk], words[2][chunk], words[3][chunk]};
     }
   }
 }
@@ -228,8 +237,8 @@ __global__ void __launch_bounds__(kShortThreads, 2)
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     row[half].l = quad_sum(row[half].l);
-    if (row[half].position < queries.length)
-      end_short_row<kTiles, Element>(p, o, half, row[half], head, batch, queries.offset);
+    end_short_row<kTiles, Element>(p, o, half, row[half], queries.length, head, batch,
+                                   queries.offset);
   }
 }
 
