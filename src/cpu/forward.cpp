@@ -65,11 +65,19 @@ struct ForwardChoices {
   }
 };
 
+/// Whether each key is seen by few tiles of `rows` rows: a window of less than three.
+bool is_narrow(const core::Resolved& resolved, std::int64_t rows) {
+  const core::Geometry& g = resolved.geometry;
+  const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
+  return rule.left + rule.right < 3 * rows / std::max<std::int64_t>(g.group, 1);
+}
+
 /// Tile sizes: Q and O of a tile stay near L2 (up to 1 MiB; they stream, so a part in L3 does not
 /// hurt), K and V of a block in it (96 KiB). Many rows amortise the packing of K and V: at 96 rows
 /// it takes a fifth of the time, at 768 3% (d 128, Zen 4: 78.7, 91.5 and 98.5 GFLOP/s at 96, 384
 /// and 768 rows).
-Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invariant) {
+Tiles choose_tiles(const Kernels& kernels, const core::Resolved& resolved, bool invariant) {
+  const core::Geometry& g = resolved.geometry;
   const std::int64_t packed = g.packed_rows();
   const std::int64_t panel = kernels.panel_rows;
   const std::int64_t most = std::max<std::int64_t>(262144 / (g.d_qk + g.d_v), panel);
@@ -79,7 +87,9 @@ Tiles choose_tiles(const Kernels& kernels, const core::Geometry& g, bool invaria
   if (invariant) {
     rows = std::min(rows, kSharedRows);
   } else {
-    while (rows > 96 && (heads * ceil_div(packed, rows)).value < kEnoughItems) rows /= 2;
+    // Under a window every item packs its keys, which long tiles amortise.
+    const std::int64_t enough = is_narrow(resolved, rows) ? kFewItems : kEnoughItems;
+    while (rows > 96 && (heads * ceil_div(packed, rows)).value < enough) rows /= 2;
     keys = std::min(keys, std::max<std::int64_t>(g.s_k, 1));
   }
   keys = ceil_div(keys, kernels.key_step) * kernels.key_step;
@@ -97,10 +107,10 @@ std::int64_t choose_heads(const Kernels& kernels, const core::Geometry& g) {
 /// Decides on packing K and V once for all items, and then on smaller tiles.
 void choose_sharing(const core::Resolved& resolved, ForwardChoices& c) {
   const core::Geometry& g = resolved.geometry;
-  // A window of less than two tiles: a key is packed by fewer than three items, straight into their
-  // L2, which is cheaper than through memory (window of 512 at s 2,048, d 64: 174 -> 179 GFLOP/s).
-  const core::MaskRule rule = core::mask_rule(resolved.problem.options.mask, g.s_q, g.s_k);
-  if (rule.left + rule.right < 2 * c.tiles.rows / std::max<std::int64_t>(g.group, 1)) return;
+  // Under a narrow window a key is packed by a few items, straight into their L2, which is cheaper
+  // than through memory (s 2,048: window of 512 at d 64 174 -> 179 GFLOP/s, of 1,024 189 -> 193;
+  // bf16, d 128, 512: 184 -> 193).
+  if (is_narrow(resolved, c.tiles.rows)) return;
   const std::int64_t panel = c.kernels->panel_rows;
   const std::int64_t rows = ceil_div(kSharedRows, panel) * panel;
   const std::int64_t blocks = ceil_div(g.s_k, c.tiles.keys);
@@ -391,7 +401,7 @@ Result<core::Draft> plan_forward(const core::Resolved& resolved, const PlanOptio
   const core::Geometry& g = resolved.geometry;
   auto c = std::make_shared<ForwardChoices>();
   c->kernels = kernels(target.value());
-  c->tiles = choose_tiles(*c->kernels, g, options.batch_invariant);
+  c->tiles = choose_tiles(*c->kernels, resolved, options.batch_invariant);
   c->heads = choose_heads(*c->kernels, g);
   choose_sharing(resolved, *c);
   if (options.batch_invariant) {
