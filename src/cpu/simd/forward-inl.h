@@ -6,8 +6,9 @@
 // for the products of gemm-inl.h:
 //   S^T[key][row] = sum_c K[key][c] Q^T[c][row],  O^T[c][row] += sum_key V^T[c][key] P^T[key][row].
 // Per panel and block: the scores with their running maximum in the epilogue, one exp2 pass, the
-// second product with the rescaling of O folded into adding the block to it. Only panels that
-// a mask edge crosses, or scores with softcap or ALiBi, take the pass in `modify_scores`.
+// second product with the rescaling of O folded into adding the block to it. Mask edges and boolean
+// masks hide scores while they are in registers; softcap, ALiBi and a bias take a pass of their
+// own.
 //
 // Slow memory per item: Q, O, LSE once; K and V of the visible keys once. FLOPs: 2 (d_qk + d_v) per
 // visible pair, plus the masked part of edge steps (panel x kStep).
