@@ -137,6 +137,32 @@ std::string name_of(const ::testing::TestParamInfo<DType>& info) { return to_str
 INSTANTIATE_TEST_SUITE_P(Batch, Invariance, ::testing::Values(DType::f32, DType::bf16, DType::f16),
                          name_of);
 
+TEST(BatchInvariance, OfABiasThatIsLongerThanTheKeys) {
+  // The last keys of a sequence are read one by one where its bias ends with them, by lines where
+  // the bias goes on.
+  Case c{.b = 1, .h_k = 1, .group = 3, .s_q = 60, .s_k = 151, .d_qk = 24, .d_v = 16};
+  c.options.mask.causal = true;
+  c.options.score.scale = 1.7;  // beyond 1 it is applied to the products
+  c.bias.present = true;
+  const Instance alone(c);
+  Case longer = c;
+  longer.s_k = 300;
+  longer.key_lengths = {c.s_k};
+  Instance x(longer);
+  copy_rows(x.q, 0, 0, alone.q, 0, c.s_q);
+  copy_rows(x.k, 0, 0, alone.k, 0, c.s_k);
+  copy_rows(x.v, 0, 0, alone.v, 0, c.s_k);
+  alone.bias.for_each([&](const auto& i, std::int64_t) { x.bias.set(i, alone.bias.at(i)); });
+  x.bias.freeze();
+  for_each_target([&](const std::string& target) {
+    Results expected = alone.make_results(c.o_dtype);
+    alone.forward(expected, kInvariant);
+    Results r = x.make_results(c.o_dtype);
+    x.forward(r, kInvariant);
+    expect_rows(r.o, 0, 0, expected.o, target + " O");
+  });
+}
+
 TEST(BatchInvariance, PlansOfAnyBatchHaveTheSameTilesAndNoSplits) {
   PlanInfo first;
   for (const std::int64_t b : {1, 3, 200}) {

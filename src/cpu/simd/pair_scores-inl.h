@@ -164,8 +164,8 @@ HWY_NOINLINE void modify_pair_scores(const ScoreRule& score, const PanelMask& ma
   const V hidden = hn::Set(f, -std::numeric_limits<float>::infinity());
   const V lowest = hn::Set(f, std::numeric_limits<float>::lowest());
   const V scale = hn::Set(f, score.postscale);
-  const bool simple =
-      pairs.has_bias() && !pairs.has_bytes() && score.softcap == 0.0f && score.slopes == nullptr;
+  const bool chained = score.softcap > 0.0f || score.slopes != nullptr;
+  const bool simple = pairs.has_bias() && !pairs.has_bytes() && !chained;
   for (size_t v = 0; v < kVectors; ++v) {
     const LaneVectors lane = lanes ? LaneVectors(*lanes, v) : LaneVectors{};
     V most = hidden;
@@ -181,9 +181,11 @@ HWY_NOINLINE void modify_pair_scores(const ScoreRule& score, const PanelMask& ma
       for (size_t m = 0; m < kKeys; ++m) {
         const V key = hn::Set(f, static_cast<float>(j + m));
         V s = hn::Load(f, four + m * kPanel);
-        if (!score.plain) {  // else the products are in base-2 units
+        if (chained) {
           V derivative;
           s = hn::Add(chain(score, s, lane, key, derivative), added[m]);
+        } else if (!score.plain) {  // rounded as in add_bias; plain products are in base-2 units
+          s = hn::MulAdd(s, scale, added[m]);
         }
         auto seen = hn::Not(hn::Eq(added[m], hidden));
         if (!range.full()) seen = hn::And(seen, lane.sees(key));
