@@ -92,12 +92,13 @@ forward.register_autograd(_gradients, setup_context=_setup)
 
 def check_tensors(**named: typing.Any) -> None:
     for name, x in named.items():
-        if x is not None and not isinstance(x, torch.Tensor):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name}: is a {type(x).__name__}, must be a torch tensor as q is")
-        if x is not None and x.layout != torch.strided:
-            raise TypeError(f"{name}: has layout {x.layout}, must be torch.strided")
-        if x is not None and x.is_nested:
-            raise TypeError(f"{name}: is a nested tensor, must be a plain one (cu_seqlens packs sequences)")
+        _torch.check_strided(name, x)
+        if x.is_nested:
+            raise _torch.nested(name)
 
 
 def check_options(

@@ -29,9 +29,18 @@ PACK, HOST, STRIDED, CONTIGUOUS = _abi.PACK, _abi.HOST, torch.strided, torch.con
 CPU = torch.device("cpu")
 
 
+def nested(name: str) -> TypeError:
+    return TypeError(f"{name}: is a nested tensor, must be a plain one (cu_seqlens packs sequences)")
+
+
+def check_strided(name: str, x: torch.Tensor) -> None:
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name}: has layout {x.layout}, must be torch.strided")
+
+
 def _no_memory(name: str, x: torch.Tensor) -> Exception:
     if x.is_nested:
-        return TypeError(f"{name}: is a nested tensor, must be a plain one (cu_seqlens packs sequences)")
+        return nested(name)
     return NotImplementedError(
         f"{name}: has no memory of its own (vmap and other transforms are not supported)"
     )
@@ -62,8 +71,7 @@ def _check(name: str, x: typing.Any, types: dict, device: torch.device | None = 
         raise TypeError(f"{name}: has type {x.dtype}, must be {' or '.join(map(str, types))}")
     if x.device != (device or CPU):
         raise ValueError(f"{name}: is on {x.device}, must be on {device or CPU} as q is")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name}: has layout {x.layout}, must be torch.strided")
+    check_strided(name, x)
     if x.is_neg():
         raise NotImplementedError(f"{name}: is a lazy negation, call resolve_neg() first")
     if x.dim() > _abi.MAX_RANK:

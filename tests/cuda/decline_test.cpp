@@ -219,12 +219,18 @@ TEST(CudaPlan, EveryMultipleOfEightUpTo256HasAKernel) {
   }
 }
 
-TEST(CudaPlan, RaggedLengthsGiveBoundsAndAStatusWord) {
+/// Ten sequences of 1,000 queries and 2,000 keys in all.
+Problem ragged() {
   Problem p;
   Operands& x = p.operands;
   x.q = x.o = contiguous(DType::f16, {1000, 4, 64}, kGpu);
   x.k = x.v = contiguous(DType::f16, {2000, 4, 64}, kGpu);
   x.cu_seqlens_q = x.cu_seqlens_k = contiguous(DType::i32, {11}, kGpu);
+  return p;
+}
+
+TEST(CudaPlan, RaggedLengthsGiveBoundsAndAStatusWord) {
+  Problem p = ragged();
   p.options.max_lengths = {300, 700};
   const auto varlen = plan_of(p);
   ASSERT_TRUE(varlen.ok()) << to_string(varlen.error());
@@ -243,11 +249,7 @@ TEST(CudaPlan, RaggedLengthsGiveBoundsAndAStatusWord) {
 /// Tiles are loaded whole, whatever lies behind a sequence's end: a bound that leaves that out is
 /// none.
 TEST(CudaPlan, BoundsCountWholeTiles) {
-  Problem p;
-  Operands& x = p.operands;
-  x.q = x.o = contiguous(DType::f16, {1000, 4, 64}, kGpu);
-  x.k = x.v = contiguous(DType::f16, {2000, 4, 64}, kGpu);
-  x.cu_seqlens_q = x.cu_seqlens_k = contiguous(DType::i32, {11}, kGpu);
+  Problem p = ragged();
   p.options.max_lengths = {100, 200};
   const auto draft = plan_of(p);
   ASSERT_TRUE(draft.ok()) << to_string(draft.error());

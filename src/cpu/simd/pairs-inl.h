@@ -226,14 +226,9 @@ class PanelPairs {
     for (V& value : bias) value = hn::Zero(F());
   }
 
-  /// Bytes of keys [key, key + 16), four a word as `LaneRows::load_words` has them: not 0 where
-  /// masks let the lane see.
+  /// Bytes of keys [key, key + 16), if there are any, four a word as `LaneRows::load_words` has
+  /// them: not 0 where masks let the lane see.
   HWY_INLINE void load_bytes(size_t v, std::int64_t key, Words (&words)[kKeys]) const {
-    const hn::RebindToUnsigned<F> u;
-    if (!has_bytes()) {
-      for (Words& word : words) word = hn::Set(u, ~std::uint32_t{0});
-      return;
-    }
     if (!has_valid_) return visible_.load_words(v, key, words);
     valid_.load_words(v, key, words);
     if (!has_visible_) return;
