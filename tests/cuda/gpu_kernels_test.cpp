@@ -159,7 +159,8 @@ TEST_P(GpuKernels, EmptyRowsAreEmptyWhateverTheDataHold) {
 TEST_P(GpuKernels, Row12_OneVisibleKeyHasProbabilityExactlyOne) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     const double largest = dtype == DType::f16 ? 100.0 : 1e17;
-    for (const double size : {1e-3, 1.0, 30.0, largest}) {
+    // 100 to 250: scores on either side of where products are rounded first (kHugeScore).
+    for (const double size : {1e-3, 1.0, 30.0, 100.0, 150.0, 250.0, largest}) {
       Case c = base(dtype);
       c.options.mask.window = {0, 0};
       c.data.query_key_std = size;
@@ -174,21 +175,54 @@ TEST_P(GpuKernels, Row12_OneVisibleKeyHasProbabilityExactlyOne) {
   }
 }
 
-/// Equal scores near the end of float's range, on either side of zero: equal weights.
+/// Equal scores up to the end of float's range, on either side of zero: equal weights. In log2
+/// units, 5,600 to 45,000 are on either side of where products are rounded first (kHugeScore).
 TEST_P(GpuKernels, Row12_HugeFiniteScoresAreNotAMask) {
-  for (const double score : {-1.6e38, -1e10, -1e5, 1e5, 1e10, 1.6e38}) {
-    for (const bool causal : {false, true}) {
-      Case c = base();
+  for (const double size : {5.6e3, 5.8e3, 1.2e4, 2.25e4, 2.3e4, 4.5e4, 1e5, 1e10, 1.6e38}) {
+    for (const double score : {size, -size}) {
+      for (const bool causal : {false, true}) {
+        Case c = base();
+        c.options.score.scale = 1.0;
+        c.options.mask.causal = causal;
+        Instance x(c);
+        x.q.fill(0.0);
+        x.k.fill(0.0);
+        x.q.for_each([&](const auto& index, std::int64_t) {
+          if (index[3] == 0) x.q.set(index, score > 0 ? 0x1p60 : -0x1p60);
+        });
+        x.k.for_each([&](const auto& index, std::int64_t) {
+          if (index[3] == 0) x.k.set(index, size * 0x1p-60);
+        });
+        x.q.freeze();
+        x.k.freeze();
+        check(x);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+/// Scores that rise by a few nats a key into the range where products are rounded first: what a
+/// row's maximum is off by must cancel.
+TEST_P(GpuKernels, Row12_RisingScoresReachTheLimit) {
+  const double keys = static_cast<double>(GetParam().s_k);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const double top : {5.5e3, 6e3, 1.1e4, 2.2e4, 2.4e4}) {
+      Case c = base(dtype);
       c.options.score.scale = 1.0;
-      c.options.mask.causal = causal;
       Instance x(c);
       x.q.fill(0.0);
       x.k.fill(0.0);
+      // A whole number a key in two parts, each exact in f16 and in bf16.
       x.q.for_each([&](const auto& index, std::int64_t) {
-        if (index[3] == 0) x.q.set(index, score > 0 ? 0x1p60 : -0x1p60);
+        if (index[3] == 0) x.q.set(index, 128.0);
+        if (index[3] == 1) x.q.set(index, 1.0);
       });
       x.k.for_each([&](const auto& index, std::int64_t) {
-        if (index[3] == 0) x.k.set(index, std::fabs(score) * 0x1p-60);
+        const double score = std::floor(top - (keys - 1.0 - double(index[1])) / 2.0);
+        const double high = std::floor(score / 128.0);
+        if (index[3] == 0) x.k.set(index, high);
+        if (index[3] == 1) x.k.set(index, score - 128.0 * high);
       });
       x.q.freeze();
       x.k.freeze();

@@ -131,8 +131,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   };
   auto end_pending = [&] {
     const Work& w = shared.works[pending % kWorkSlots];
-    if (pending & kTraits * Work::plain_end) return end_plain_rows(w, first_row(), lane(), state);
-    return end_rows<Tile>(p, w, first_row(), lane(), state);
+    if (pending & kTraits * Work::plain_end)
+      return end_plain_rows<Element>(w, first_row(), lane(), state);
+    return end_rows<Tile, Element>(p, w, first_row(), lane(), state);
   };
   auto store_pending = [&](int finished, const RowEnds& ends) {
     const int slot = finished % kWorkSlots;

@@ -84,7 +84,7 @@ __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w,
 
 // Normalisation and LSE of a thread's rows r and r + 8 of a tile, from m and l alone: with chained
 // tiles this runs while the last P V is still in flight.
-template <ForwardTile Tile>
+template <ForwardTile Tile, class Element>
 __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& w, int r, int lane,
                                             const RowState& state) {
   float l0 = quad_sum(state.l0), l1 = quad_sum(state.l1), m0 = state.m0, m1 = state.m1;
@@ -94,8 +94,8 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
   const float safe = 2.0f * float(w.len_k);
   const bool redoable = w.parts[r / 64].traits & Work::redoable;
   RowEnds ends;
-  const bool huge0 = is_huge(m0) && w.mode == Work::normal;
-  const bool huge1 = is_huge(m1) && w.mode == Work::normal;
+  const bool huge0 = is_huge<Element>(m0) && w.mode == Work::normal;
+  const bool huge1 = is_huge<Element>(m1) && w.mode == Work::normal;
   ends.check =
       __any_sync(0xffffffffu,
                  (redoable && (state.suspect || !(l0 <= safe) || !(l1 <= safe))) || huge0 || huge1);
@@ -141,13 +141,15 @@ __device__ __forceinline__ void store_if(bool condition, float* to, float x) {
 
 // The same for an ordinary tile (Work::plain_end): l is a normal number there, or infinite, or
 // NaN. No branch, and what it needs to know is read at once.
+template <class Element>
 __device__ __forceinline__ RowEnds end_plain_rows(const Work& w, int r, int lane,
                                                   const RowState& state) {
   float* const lse = w.parts[0].lse;
   const int rows = w.rows;
   const float safe = 2.0f * float(w.len_k);
   const float l0 = quad_sum(state.l0), l1 = quad_sum(state.l1);
-  const bool huge0 = fabsf(state.m0) > kHugeScore, huge1 = fabsf(state.m1) > kHugeScore;
+  const bool huge0 = fabsf(state.m0) > kHugeScore<Element>,
+             huge1 = fabsf(state.m1) > kHugeScore<Element>;
   RowEnds ends;
   ends.check =
       __any_sync(0xffffffffu, state.suspect | !(l0 <= safe) | !(l1 <= safe) | huge0 | huge1);
@@ -315,8 +317,9 @@ __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, Work& w
                                                  int lane, char* staging, int* redo) {
   const float o[Tile.d_v / 2] = {};
   const int r = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  store_rows<Tile, Element>(p, w, group, lane, o, end_rows<Tile>(p, w, r, lane, RowState{}),
-                            staging, redo, false);
+  store_rows<Tile, Element>(p, w, group, lane, o,
+                            end_rows<Tile, Element>(p, w, r, lane, RowState{}), staging, redo,
+                            false);
 }
 
 }  // namespace abacist::cuda::sm90
