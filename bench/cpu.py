@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,6 +29,7 @@ import machine
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results" / "cpu.json"
+TOOL = str(TOP / "build" / "release" / "cli" / "abacist")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +184,7 @@ def arguments_of(command_line):
         return [int(word) for word in text.split(",")]
     def masks(text):
         return [{"full": False, "causal": True}[word] for word in text.split(",")]
-    parser.add_argument("--abacist", default=str(TOP / "build/release/cli/abacist"),
+    parser.add_argument("--abacist", default=TOOL,
                         help="the program (default: that of the release preset)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--cells", type=words, default=["grid", "features"], metavar="grid,features",
@@ -205,8 +207,19 @@ def arguments_of(command_line):
     return arguments
 
 
+def refuse_to_run_without(program):
+    """One line and exit code 2 if the tool is not built."""
+    if shutil.which(program):
+        return
+    how = ("build it by: cmake --preset release && cmake --build --preset release --target abacist_cli"
+           if program == TOOL else "--abacist must name the program")
+    print(f"bench/cpu.py: error: there is no program {program}; {how}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main(command_line=None):
     arguments = arguments_of(command_line)
+    refuse_to_run_without(arguments.abacist)
     cores = sorted(os.sched_getaffinity(0))[:arguments.threads]
     os.sched_setaffinity(0, cores)  # both contenders inherit it
     if (load := os.getloadavg()[0]) > 0.5:

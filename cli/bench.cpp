@@ -127,7 +127,7 @@ void print_row(const Cell& cell, double peak) {
   const double flops = static_cast<double>(cell.bench->info().flops.value);
   const auto gflops = [flops](double seconds) { return flops / seconds * 1e-9; };
   fmt::print(
-      "{:<9}{:<5}{:<7}{:<12}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9.1f} {:>9.1f} {:>7}\n",
+      "{:<9}{:<5}{:<7}{:<12}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9.1f} {:>9.1f} {:>9}\n",
       p.pass == Pass::forward ? "forward" : "backward", to_string(p.dtype),
       p.causal ? "causal" : "full", p.feature, p.b, p.s_q, p.s_k,
       fmt::format("{}/{}", p.h_q, p.h_k), fmt::format("{}/{}", p.d_qk, p.d_v),
@@ -146,10 +146,11 @@ void bench(const BenchArguments& a) {
   const double peak = on_gpu ? 0.0 : fma_peak(a.run.threads);
   measure(cells, a);
   if (!a.json) {
-    fmt::print("{}; {} interleaved bursts of {} s; GFLOP/s count visible pairs only\n",
-               kernel_text(cells.front().bench->info()), a.bursts, a.seconds);
+    fmt::print("{}; {} interleaved burst{} of {} s; GFLOP/s count visible pairs only\n",
+               kernel_text(cells.front().bench->info()), a.bursts, a.bursts == 1 ? "" : "s",
+               a.seconds);
     if (!on_gpu) fmt::print("FMA peak, measured in this run: {}\n", rate_text(peak));
-    fmt::print("{:<9}{:<5}{:<7}{:<12}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9} {:>9} {:>7}\n",
+    fmt::print("{:<9}{:<5}{:<7}{:<12}{:>3} {:>7} {:>7}  {:>7} {:>9}  {:>10} {:>9} {:>9} {:>9}\n",
                "pass", "type", "mask", "feature", "b", "s_q", "s_k", "h_q/h_k", "d_qk/d_v",
                "median", "GFLOP/s", "best", on_gpu ? "" : "of peak");
   }
@@ -166,7 +167,7 @@ void add_bench(CLI::App& app) {
     command->add_option(names, values, text)->delimiter(',')->capture_default_str()->group("Cells");
   };
   list("--pass", a->passes, "forward, backward");
-  list("--type", a->dtypes, "f32, bf16, f16");
+  list("--type", a->dtypes, "f32, bf16, f16; f64 (for --backend reference)");
   list("--mask", a->masks, "full, causal");
   list("--feature", a->features,
        "plain, bias, mask (boolean), sinks, alibi, lengths, softcap=CAP, dropout=P, window=L, "

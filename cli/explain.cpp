@@ -141,8 +141,7 @@ void explain_problem(const ExplainArguments& a) {
   const Plan plan = plan_or_throw(on_device(problem, place.device), place.plan);
   if (!a.picture()) {
     if (a.row >= 0) throw UserError("--row is of a picture: --svg or --html is missing");
-    const std::string text = explain(plan);
-    fmt::print("{}{}", text, text.ends_with('\n') ? "" : "\n");
+    fmt::print("{}\n", explain(plan));
     return;
   }
   if (!a.svg.empty() && !a.html.empty() && io::same_file(a.svg, a.html)) {
@@ -151,8 +150,11 @@ void explain_problem(const ExplainArguments& a) {
   const std::optional<Walk> walk = walk_of(a, inputs, plan);
   const auto svg = pending(a.svg, picture_svg(plan, walk), inputs);
   const auto html = pending(a.html, picture_html(plan, walk), inputs);
-  if (svg) svg->commit();
-  if (html) html->commit();
+  for (const auto* file : {&svg, &html}) {
+    if (*file == nullptr) continue;
+    (*file)->commit();
+    fmt::print("wrote {}\n", (*file)->path());
+  }
 }
 
 }  // namespace

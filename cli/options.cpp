@@ -189,7 +189,7 @@ void SizeArguments::add_to(CLI::App& command, CLI::Option* enabling) {
   add("--h-k", h_k, "Key/value heads (default: as query heads)");
   add("--d-qk,-d", d_qk, "Head dimension of Q and K")->capture_default_str();
   add("--d-v", d_v, "Head dimension of V (default: as Q)");
-  add("--type", dtype, "f32, bf16, f16 or f64")->capture_default_str();
+  add("--type", dtype, "f32, bf16, f16, or f64 (for --backend reference)")->capture_default_str();
   add("--seed", seed, "Seed of the random data")->capture_default_str();
 }
 
@@ -225,7 +225,9 @@ void FileArguments::add_to(CLI::App& command) {
       ->check(CLI::IsMember({"bshd", "bhsd"}))
       ->capture_default_str()
       ->group(group);
-  command.add_option("--convert", dtype, "Convert Q, K and V to f32, bf16, f16 or f64 first")
+  command
+      .add_option("--convert", dtype,
+                  "Convert Q, K and V first, to f32, bf16, f16, or f64 (for --backend reference)")
       ->group(group);
 }
 
@@ -233,7 +235,8 @@ DType parse_dtype(const std::string& text) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
     if (text == to_string(dtype)) return dtype;
   }
-  throw UserError(fmt::format("type is \"{}\", must be f32, bf16, f16 or f64", text));
+  throw UserError(fmt::format(
+      "type is \"{}\", must be f32, bf16, f16, or f64 (for --backend reference)", text));
 }
 
 Pass parse_pass(const std::string& text) {

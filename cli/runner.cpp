@@ -23,7 +23,7 @@ Plan plan_or_throw(const Problem& problem, const PlanOptions& options) {
   std::string hint;
   if (planned.error().code == ErrorCode::unsupported && options.backend != Backend::reference &&
       problem.operands.q.dtype == DType::f64) {
-    hint = "; f64 is for --backend reference, --convert f32 is for speed";
+    hint = "; f64 is for --backend reference, f32 is for speed (--convert f32 for files)";
   }
   const Operands& x = problem.operands;
   if (x.k.dtype != x.q.dtype || x.v.dtype != x.q.dtype) {

@@ -45,6 +45,19 @@ install(FILES ${PROJECT_BINARY_DIR}/abacist.pc DESTINATION ${CMAKE_INSTALL_LIBDI
 if(TARGET abacist_cli)
   install(TARGETS abacist_cli RUNTIME)
 endif()
-install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+# README.md with all that it links to. Headers lie elsewhere in an installed tree; links to what is
+# not installed become text.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/README.md)
+file(RELATIVE_PATH abacist_headers ${CMAKE_INSTALL_FULL_DOCDIR} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+file(READ ${PROJECT_SOURCE_DIR}/README.md abacist_readme)
+string(REPLACE "](include/" "](${abacist_headers}/" abacist_readme "${abacist_readme}")
+string(REGEX REPLACE "\\[([^]]*)\\]\\((bench|python)/[^)]*\\)" "`\\1`" abacist_readme "${abacist_readme}")
+file(WRITE ${PROJECT_BINARY_DIR}/README.md "${abacist_readme}")
+install(FILES ${PROJECT_BINARY_DIR}/README.md ${PROJECT_SOURCE_DIR}/CHANGELOG.md
+              ${PROJECT_SOURCE_DIR}/CONTRIBUTING.md
         DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "site" EXCLUDE)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        FILES_MATCHING PATTERN "*.cpp" PATTERN "*.c" PATTERN "CMakeLists.txt" PATTERN "build*" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME copyright)

@@ -46,7 +46,7 @@ int main(void) {
   }
   char text[2048];
   if (abacist_plan_explain(plan, text, sizeof text, NULL) != ABACIST_OK) return failed("explain");
-  fputs(text, stdout);
+  puts(text);
 
   abacist_plan_info info = {.struct_size = sizeof info};
   if (abacist_plan_get_info(plan, &info) != ABACIST_OK) return failed("info");

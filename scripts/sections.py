@@ -273,7 +273,7 @@ class Entry:
 SECTIONS = {
     "style": Entry(style, 180, "formatter, linter, tests of the scripts"),
     "release": Entry(release, 420, "optimised build, all tests, documentation"),
-    "package": Entry(package, 180, "install, then consume in three ways; exported symbols"),
+    "package": Entry(package, 180, "install and packages, used as a stranger would; exported symbols, C ABI"),
     "asan": Entry(asan, 240, "AddressSanitizer and UndefinedBehaviorSanitizer"),
     "fuzz": Entry(fuzz, 90, "libFuzzer on the C API and the file readers, a short run"),
     "tsan": Entry(tsan, 120, "ThreadSanitizer"),
@@ -308,7 +308,8 @@ def print_table(rows):
 def main():
     parser = argparse.ArgumentParser(
         prog="scripts/test", description="Builds and runs every test that this machine can run.",
-        epilog="Sections: " + "; ".join(f"{n}: {e.what}" for n, e in SECTIONS.items()))
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="sections:\n" + "\n".join(f"  {n:<9}{e.what}" for n, e in SECTIONS.items()))
     parser.add_argument("--only", default=",".join(SECTIONS), metavar="A,B",
                         help="sections to run, in this order")
     parser.add_argument("--full", action="store_true", help="the full tables of every test")

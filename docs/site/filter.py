@@ -36,7 +36,7 @@ def main():
         return f"`{label}`" if label == str(path) else f"{label} (`{path}`)"
 
     text = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)]+)\)", link, text)
-    text = re.sub(r"^!\[([^\]]*)\]\(([^)]+)\)$", r'@image html \2 "\1"', text, flags=re.MULTILINE)
+    text = re.sub(r"^!\[([^\]]*)\]\((?:[^)]*/)?([^)/]+)\)$", r'@image html \2 "\1"', text, flags=re.MULTILINE)
     for name, command in HEADINGS.items():
         if str(source) == name:  # Doxygen would take every README.md for the first page
             text = re.sub(r"\A# (.*)", rf"@{command} \1", text)

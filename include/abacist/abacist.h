@@ -304,8 +304,9 @@ ABACIST_API const char* abacist_last_error_message(void) ABACIST_NOEXCEPT;
  *  Reads `tensors->struct_size` and the operands; the other arguments may be NULL.
  *  Page ids in a block table are data: keys of a page outside the pool are skipped, O and LSE are
  *  written, and on the host the call then returns ABACIST_INVALID_ARGUMENT for `block_table`, as
- *  abacist_plan_device_status does. On a GPU it returns once the run is enqueued and cannot tell:
- *  where that matters, keep a plan and its workspace, and ask abacist_plan_device_status. */
+ *  abacist_plan_device_status does. On a GPU (no pages so far, but lengths in device memory) it
+ *  returns once the run is enqueued and cannot tell: where that matters, keep a plan and its
+ *  workspace, and ask abacist_plan_device_status. */
 ABACIST_API abacist_status abacist_forward(const abacist_tensors* tensors,
                                            const abacist_options* options,
                                            const abacist_plan_options* plan_options,
@@ -365,9 +366,9 @@ ABACIST_API abacist_status abacist_plan_get_problem(const abacist_plan* plan, in
                                                     abacist_tensors* tensors,
                                                     abacist_options* options) ABACIST_NOEXCEPT;
 
-/** The plan as text, several lines. Stores its length without the final 0 in `*length` (may be
- *  NULL), and as much of it as fits, always with a final 0, in `text` (may be NULL if `capacity` is
- *  0). */
+/** The plan as text, several lines without a line break at the end. Stores its length without the
+ *  final 0 in `*length` (may be NULL), and as much of it as fits, always with a final 0, in `text`
+ *  (may be NULL if `capacity` is 0). */
 ABACIST_API abacist_status abacist_plan_explain(const abacist_plan* plan, char* text,
                                                 size_t capacity, size_t* length) ABACIST_NOEXCEPT;
 

@@ -16,8 +16,9 @@ namespace abacist {
 ///
 /// With a block table, page ids are data: keys of a page outside the pool are skipped, and O and
 /// LSE are written. On the host the call then returns, after the run, the error that
-/// Plan::device_status reports (invalid_argument, "block_table"). On a GPU it returns once the run
-/// is enqueued and can't tell: where that matters, keep a plan and its workspace, and ask it.
+/// Plan::device_status reports (invalid_argument, "block_table"). On a GPU (no pages so far, but
+/// lengths in device memory) it returns once the run is enqueued and can't tell: where that
+/// matters, keep a plan and its workspace, and ask it.
 ABACIST_API Status forward(const ForwardTensors& tensors, const Options& options = {},
                            const PlanOptions& plan_options = {},
                            const RunOptions& run_options = {});

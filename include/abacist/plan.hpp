@@ -151,7 +151,8 @@ class ABACIST_API Plan {
 ///     Status s = p->run(tensors, {.workspace = {memory, bytes}});
 ABACIST_API Result<Plan> plan(const Problem& problem, const PlanOptions& options = {});
 
-/// The plan as text; "" if there is no memory for it.
+/// The plan as text, several lines without a line break at the end; "" if there is no memory for
+/// it.
 ABACIST_API std::string explain(const Plan& plan);
 
 }  // namespace abacist

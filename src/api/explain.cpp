@@ -51,8 +51,9 @@ std::string line(const char* label, const std::string& text) {
   return padded.data() + text + "\n";
 }
 
+/// How many keys of one side a window has, in the middle of a sentence.
 std::string bound(std::int64_t value) {
-  return value == kUnbounded ? "inf" : std::to_string(value);
+  return value == kUnbounded ? "all keys" : plural(value, "key");
 }
 
 std::string mask_text(const Problem& problem) {
@@ -61,8 +62,8 @@ std::string mask_text(const Problem& problem) {
   std::string text = mask.causal ? "causal" : "";
   const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
   if (mask.window != Window{}) {
-    add("window of " + bound(mask.window.left) + " keys to the left and " +
-        bound(mask.window.right) + " to the right");
+    add("window of " + bound(mask.window.left) + " to the left and " + bound(mask.window.right) +
+        " to the right");
   }
   if (text.empty()) text = "every query sees every key";
   add(mask.align == Align::bottom_right ? "bottom-right aligned" : "top-left aligned");
@@ -145,6 +146,7 @@ std::string explain(const Plan& plan) try {
   text += kernel_lines(info);
   text += cost_lines(problem, info);
   for (const std::string& declined : info.declined) text += line("passed over", declined);
+  text.pop_back();  // lines are divided by line breaks, not ended
   return text;
 } catch (const std::bad_alloc&) {
   return {};

@@ -64,7 +64,7 @@ void fill_figures(const core::Resolved& resolved, PlanInfo& info) {
 
 Result<core::Draft> plan(const core::Resolved& resolved, const PlanOptions& options) {
   if (options.backend != Backend::reference) {
-    return Error{ErrorCode::unsupported, "", "runs only when asked for (Backend::reference)"};
+    return Error{ErrorCode::unsupported, "", "runs only when asked for (backend reference)"};
   }
   if (resolved.problem.operands.q.device.type != DeviceType::cpu) {
     return Error{ErrorCode::unsupported, "", "computes on the host; the tensors are elsewhere"};

@@ -214,6 +214,7 @@ static void plans_explain_themselves(void) {
   EXPECT(length > 100 && length < sizeof text);
   EXPECT_OK(abacist_plan_explain(plan, text, sizeof text, NULL));
   EXPECT(strlen(text) == length && strstr(text, "cpu.forward.") != NULL);
+  EXPECT(text[length - 1] != '\n');
   EXPECT_OK(abacist_plan_explain(plan, start, sizeof start, &length));
   EXPECT(strlen(start) == 8 && strncmp(start, text, 8) == 0 && length == strlen(text));
   abacist_plan_destroy(plan);

@@ -66,7 +66,7 @@ class Commands(tool.ToolTest):
         text = self.succeed("explain", "-s", "1000000000", "--type", "bf16", "--causal")
         self.assertIn("bf16[1, 1000000000, 1, 64]", text)
         text = self.succeed("explain", "--pass", "backward", "--backend", "reference", "--window", "3,inf")
-        self.assertIn("window of 3 keys to the left and inf to the right", text)
+        self.assertIn("window of 3 keys to the left and all keys to the right", text)
 
     def test_explain_of_files(self):
         q, k, v = random_qkv(2)
@@ -104,6 +104,9 @@ class Commands(tool.ToolTest):
         self.assertEqual(len(cells), 8)
         self.assertTrue(all(cell["median_seconds"] >= cell["best_seconds"] > 0 for cell in cells))
         self.refuse("bench", "--pass", "sideways", mentions="pass")
+        self.refuse("bench", "--type", "f8", mentions='"f8", must be f32, bf16, f16, or f64 (for --backend reference)')
+        refused = self.refuse("bench", "--type", "f64", mentions="reference: runs only when asked for")
+        self.assertNotIn("::", refused)  # a user of the tool knows no C++ names
 
     def test_bench_serve(self):
         problem = {"pass": "bwd", "dtype": "f32", "b": 1, "s_q": 65, "s_k": 65, "h_q": 2, "h_k": 1,

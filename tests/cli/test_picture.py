@@ -40,7 +40,7 @@ def count_tiles(visible, rows, keys):
 
 class Picture(ToolTest):
     def draw(self, *arguments):
-        self.assertEqual(self.succeed("explain", *arguments, "--svg", "p.svg"), "")
+        self.assertEqual(self.succeed("explain", *arguments, "--svg", "p.svg"), "wrote p.svg\n")
         return ElementTree.fromstring((self.folder / "p.svg").read_text(encoding="utf-8"))
 
     def numbers(self, root, word):
@@ -89,7 +89,8 @@ class Picture(ToolTest):
             self.draw(*arguments)
 
     def test_nothing_is_fetched(self):
-        self.succeed("explain", "-s", 300, "--causal", "--html", "p.html", "--svg", "p.svg")
+        said = self.succeed("explain", "-s", 300, "--causal", "--html", "p.html", "--svg", "p.svg")
+        self.assertEqual(said, "wrote p.svg\nwrote p.html\n")
         for name in ("p.html", "p.svg"):
             text = (self.folder / name).read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
             self.assertNotRegex(text, r"https?:|<script|@import|<link|src=")

@@ -159,6 +159,20 @@ def only_public_headers():
     return None if installed == public else f"differ: {sorted(installed ^ public)}"
 
 
+def documents_link_to_what_is_there():
+    """In the installed tree, README's links to headers among them."""
+    folder = WORK / "static" / "share" / "doc" / "abacist"
+    dead, goals = [], set()
+    for page in folder.rglob("*.md"):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if not target.startswith(("http:", "https:")):
+                goal = (page.parent / target).resolve()
+                goals.add(goal)
+                dead += [] if goal.exists() else [f"{page.name} to {target}"]
+    wanted = {WORK / "static" / "include" / "abacist" / "plan.hpp", folder / "docs" / "contract.md"}
+    return f"dead links: {dead}; not linked: {wanted - goals}" if dead or not wanted <= goals else None
+
+
 def symbols(*options):
     library = library_folder(WORK / "shared") / "libabacist.so"
     listed = run("nm", "-D", "-C", *options, library).splitlines()
@@ -223,6 +237,7 @@ def foreign_platform_is_refused():
 
 def check_static():
     check("only public headers are installed", only_public_headers)
+    check("links of the installed documents lead somewhere", documents_link_to_what_is_there)
     headers.check_all(WORK / "static" / "include")
     clang = shutil.which("clang") or shutil.which("clang-14")
     if clang:

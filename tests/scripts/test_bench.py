@@ -1,12 +1,15 @@
 """The benchmark's arithmetic and its results file; no contender runs."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import pathlib
 import sys
 import tempfile
 import types
 import unittest
+import unittest.mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import cpu  # noqa: E402
@@ -91,6 +94,29 @@ class Features(unittest.TestCase):
         for group in features.groups(cpu.Problem):
             self.assertEqual(group.problems[0].feature, "plain")
             self.assertEqual(len({(p.dtype, p.d, p.s, p.causal, p.heads, p.s_q) for p in group.problems}), 1)
+
+
+class ToolThatIsMissing(unittest.TestCase):
+    def refused(self, *arguments):
+        said = io.StringIO()
+        with self.assertRaises(SystemExit) as end, contextlib.redirect_stderr(said):
+            cpu.main([*arguments, "--no-torch", "--no-save"])
+        self.assertEqual(end.exception.code, 2)
+        self.assertRegex(said.getvalue(), r"\Abench/cpu.py: error: [^\n]+\n\Z")
+        return said.getvalue()
+
+    def test_is_named_with_the_command_that_builds_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            missing = f"{folder}/build/release/cli/abacist"
+            with unittest.mock.patch.object(cpu, "TOOL", missing):
+                said = self.refused()
+        self.assertIn(missing, said)
+        self.assertIn("cmake --build --preset release --target abacist_cli", said)
+
+    def test_of_a_given_name(self):
+        said = self.refused("--abacist", "nowhere/abacist")
+        self.assertIn("nowhere/abacist", said)
+        self.assertNotIn("cmake", said)
 
 
 class Row(unittest.TestCase):

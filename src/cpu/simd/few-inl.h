@@ -4,7 +4,8 @@
 //
 // An item has as many key/value heads as a panel has lanes for. In [b, s, h, d] and in pages the
 // rows of all heads of a key lie side by side, those of one head pages apart: one head an item read
-// 10.7 GB/s of K and V where all eight read 39 (Zen 4, f32, d 128, 32,768 keys; a copy 34).
+// 10.7 GB/s of K and V where all eight read 38 (Zen 4, f32, d 128, 32,768 keys; a copy 34: decision
+// 002, which has later runs, too).
 //
 // Scores are dot products along the head dimension, put where `forward_item` has them (a row
 // in a lane of a panel), so that masks, scores beyond plain ones, softmax and dropout are shared

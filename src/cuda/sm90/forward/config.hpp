@@ -52,9 +52,8 @@ struct ForwardTile {
 // Figures: one H200, TFLOP/s sustained, see docs/kernels/sm90-forward.md. The first that fits is
 // taken.
 inline constexpr ForwardTile kForwardTiles[] = {
-    // 128 x 128 fits short lengths without waste: s 1k full 441 -> 479, causal 320 -> 360; 2k 502
-    // ->
-    // 512, 436 -> 436; 16k 580 -> 532.
+    // 128 x 128 fits short lengths without waste: s 1k full 441 -> 479, causal 320 -> 360; 2k full
+    // 502 -> 512, causal 436 -> 436; 16k full 580 -> 532.
     {64, 64, 2, 128, 4, 4, 1, 2048, true},
     // d 64 is bound by exp and issue slots: three groups hide more softmax. 128 keys spill.
     {64, 64, 3, 96, 4, 4, 1, 0, false},
