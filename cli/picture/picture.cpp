@@ -192,7 +192,8 @@ std::string picture_svg(const Plan& plan, const std::optional<Walk>& walk) {
   svg.text("title", kMargin, 40, title);
   svg.text("", kMargin, 64, sizes_text(problem) + "; " + mask_text(plan));
   svg.text("soft", kMargin, 84,
-           fmt::format("{}, {} work items", info.kernel, count_text(info.work_items)));
+           fmt::format("{}, {} work item{}", info.kernel, count_text(info.work_items),
+                       info.work_items == 1 ? "" : "s"));
   double y = std::max(draw_tiles(svg, map_tiles(problem, info)), draw_costs(svg, problem, info));
   if (walk) y = draw_walk(svg, *walk, y + 34, kWidth, kMargin);
   return svg.document(kWidth, y + 20, title);

@@ -38,8 +38,8 @@ struct Mask {
 /// How a score is made of q·k: `scale`, then softcap, then ALiBi and the additive bias (if they are
 /// operands; neither is scaled).
 struct Score {
-  /// Any number finite in float, zero and negative included; default 1/sqrt(d_qk). The CPU backend
-  /// wants 0 or at least 2^-126 in size, here and below.
+  /// Any number finite in float, zero and negative included; default 1/sqrt(d_qk). Backends want 0
+  /// or at least 2^-126 in size, the CUDA backend also at most 2^127, here and below.
   std::optional<double> scale{};
   /// `cap * tanh(s / cap)`; 0 means none, else finite and > 0.
   double softcap = 0.0;

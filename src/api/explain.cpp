@@ -62,8 +62,8 @@ std::string mask_text(const Problem& problem) {
   std::string text = mask.causal ? "causal" : "";
   const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : ", ") + part; };
   if (mask.window != Window{}) {
-    add("window of " + bound(mask.window.left) + " to the left and " + bound(mask.window.right) +
-        " to the right");
+    add("window of " + bound(mask.window.left) + " to the left" +
+        (mask.causal ? "" : " and " + bound(mask.window.right) + " to the right"));
   }
   if (text.empty()) text = "every query sees every key";
   add(mask.align == Align::bottom_right ? "bottom-right aligned" : "top-left aligned");

@@ -66,7 +66,9 @@ class Commands(tool.ToolTest):
         text = self.succeed("explain", "-s", "1000000000", "--type", "bf16", "--causal")
         self.assertIn("bf16[1, 1000000000, 1, 64]", text)
         text = self.succeed("explain", "--pass", "backward", "--backend", "reference", "--window", "3,inf")
-        self.assertIn("window of 3 keys to the left and all keys to the right", text)
+        self.assertIn("window of 3 keys to the left and all keys to the right,", text)
+        text = self.succeed("explain", "--causal", "--window", "1,5")
+        self.assertIn("causal, window of 1 key to the left, bottom-right", text)
 
     def test_explain_of_files(self):
         q, k, v = random_qkv(2)
