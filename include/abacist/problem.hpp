@@ -39,7 +39,8 @@ struct Mask {
 /// operands; neither is scaled).
 struct Score {
   /// Any number finite in float, zero and negative included; default 1/sqrt(d_qk). Backends want 0
-  /// or at least 2^-126 in size, the CUDA backend also at most 2^127, here and below.
+  /// or at least 2^-126 in size, the CUDA backend also at most 2^127, here and below, and its scale
+  /// / softcap 0 or from 2^-127 to 2^126 in size.
   std::optional<double> scale{};
   /// `cap * tanh(s / cap)`; 0 means none, else finite and > 0.
   double softcap = 0.0;

@@ -433,6 +433,11 @@ TEST(CudaRefusal, ScoresThatFloatCannotHold) {
   expect_refusal({"scale is 1e-40"}, [](Problem& p) { p.options.score.scale = 1e-40; });
   expect_refusal({"scale is -3e+38"}, [](Problem& p) { p.options.score.scale = -3e38; });
   expect_refusal({"softcap is 1e-40"}, [](Problem& p) { p.options.score.softcap = 1e-40; });
+  for (const auto& [scale, softcap] :
+       {std::pair{1e10, 1e-30}, {-4.0, 0x1p-126}, {1e-10, 1e30}, {-0x1p-126, 4.0}}) {
+    expect_refusal({"scale / softcap is "},
+                   [&](Problem& p) { p.options.score = {.scale = scale, .softcap = softcap}; });
+  }
   expect_refusal({"alibi_slopes are [b, h_q]"}, [](Problem& p) {
     p.operands.alibi_slopes = contiguous(DType::f32, {2, 8}, kGpu);
   });
@@ -451,6 +456,23 @@ TEST(CudaRefusal, SizesBeyondTheKernels) {
     p.operands.q = p.operands.o = contiguous(DType::bf16, {b, 1, 1, 64}, kGpu);
     p.operands.k = p.operands.v = contiguous(DType::bf16, {b, 1, 1, 64}, kGpu);
   });
+}
+
+/// Numbers of sequences and heads whose products leave 64 bits.
+TEST(CudaRefusal, SizesWhoseProductsOverflow) {
+  constexpr std::int64_t kMany = std::int64_t{1} << 31;
+  const auto ragged = [](std::int64_t b, std::int64_t total, std::int64_t h_q, std::int64_t h_k) {
+    return [=](Problem& p) {
+      p.operands = {};
+      p.operands.q = p.operands.o = contiguous(DType::bf16, {total, h_q, 8}, kGpu);
+      p.operands.k = p.operands.v = contiguous(DType::bf16, {total, h_k, 8}, kGpu);
+      p.operands.cu_seqlens_q = p.operands.cu_seqlens_k = contiguous(DType::i32, {b + 1}, kGpu);
+      p.options.max_lengths = {total, total};
+    };
+  };
+  expect_refusal({"query tiles"}, ragged(std::int64_t{1} << 39, 1 << 28, 64, 1));
+  expect_refusal({"query tiles"}, ragged(1 << 29, 1, kMany / 2, 4));
+  expect_refusal({"query heads"}, ragged(1, 1, kMany, 1));  // packed, they would be few tiles
 }
 
 TEST(CudaErrors, FaultsOfEarlierWorkAreNamedAsSuch) {

@@ -129,6 +129,14 @@ std::optional<Error> decline_score(const core::Resolved& resolved) {
                          "; must be 0 or from 2^-126 to 2^127 in size on a GPU");
     }
   }
+  if (softcap != 0.0 && scale != 0.0) {
+    // The kernel multiplies q·k with the quotient: infinite, it would make NaN of 0.
+    const double quotient = std::abs(scale) / softcap;
+    if (!(quotient >= 0x1p-127 && quotient <= 0x1p126)) {
+      return unsupported("scale / softcap is " + core::to_text(scale / softcap) +
+                         "; must be 0 or from 2^-127 to 2^126 in size on a GPU");
+    }
+  }
   if (resolved.problem.options.dropout.p != 0.0) return unsupported("no dropout on a GPU yet");
   if (resolved.problem.operands.alibi_slopes.rank == 2) {
     return unsupported("alibi_slopes are [b, h_q]; must be [h_q] on a GPU");

@@ -298,6 +298,9 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
       g.total_k > kLongest * 4) {
     return refuse("sequences longer than 2^28 tokens, or more than 2^30 in all");
   }
+  constexpr int64_t kMostTiles = int64_t(1) << 30;
+  if (g.h_q > kMostTiles) return refuse("more than 2^30 query heads");
+  if (g.b > kMostTiles / g.h_k) return refuse("more than 2^30 query tiles");  // a kv head has one
   if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8)
     return refuse("head dimensions must be multiples of 8");
   const ForwardScore& score = arguments.score;
@@ -329,7 +332,6 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
     choice.tile_heads = choice.warpgroup.tile_heads(g.h_q, g.h_k);
     choice.threads = tile.threads();
   }
-  constexpr int64_t kMostTiles = int64_t(1) << 30;
   choice.tiles_per_head = (g.s_q + choice.positions - 1) / choice.positions;
   if (g.b > kMostTiles / choice.tile_heads / choice.tiles_per_head)
     return refuse("more than 2^30 query tiles");
