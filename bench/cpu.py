@@ -141,13 +141,13 @@ def problems(arguments, peak):
 
 
 def save(path, run):
-    """Writes the run; runs of other machines stay, under "others", and so do this machine's rows of
-    the same commit for other cells."""
+    """Writes the run; runs of other machines and instruction sets stay, under "others", and so do this
+    machine's rows of the same commit for other cells."""
     others = []
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
         for old in [before, *before.pop("others", [])]:
-            if old["machine"]["cpu"] != run["machine"]["cpu"]:
+            if runs_on(old) != runs_on(run):
                 others.append(old)
             elif old["commit"] == run["commit"] and old["machine"] == run["machine"]:
                 measured = {cell_of(row) for row in run["rows"]}
@@ -157,6 +157,10 @@ def save(path, run):
     head = json.dumps(run, indent=1)[:-2]
     tail = f',\n "others": {json.dumps(others)}' if others else ""
     path.write_text(f'{head},\n "rows": [\n{rows}\n ]{tail}\n}}\n', encoding="utf-8")
+
+
+def runs_on(run):
+    return run["machine"]["cpu"], run["versions"]["abacist_target"]
 
 
 def cell_of(row):

@@ -16,10 +16,10 @@ import cpu  # noqa: E402
 import features  # noqa: E402
 
 
-def run_of(machine, commit, **cell):
+def run_of(machine, commit, target="avx512", **cell):
     row = {"pass": "fwd", "dtype": "f32", "d_qk": 64, "d_v": 64, "causal": False, "s": 1024} | cell
     return {"date": "2000-01-01", "commit": commit, "machine": {"cpu": machine, "threads": 2},
-            "versions": {}, "rows": [row]}
+            "versions": {"abacist_target": target}, "rows": [row]}
 
 
 class Flops(unittest.TestCase):
@@ -141,6 +141,11 @@ class Results(unittest.TestCase):
         self.assertEqual((saved["machine"]["cpu"], saved["commit"]), ("A", "2"))
         self.assertEqual([o["machine"]["cpu"] for o in saved["others"]], ["B"])
         self.assertEqual(len(saved["rows"]), 1)
+
+    def test_other_instruction_sets_stay(self):
+        saved = self.save(run_of("A", "1"), run_of("A", "2", target="avx2"))
+        self.assertEqual(saved["versions"]["abacist_target"], "avx2")
+        self.assertEqual([o["versions"]["abacist_target"] for o in saved["others"]], ["avx512"])
 
     def test_features_are_cells_of_their_own(self):
         saved = self.save(run_of("A", "1"), run_of("A", "1", feature="bias", group="forward", s_q=1024),
