@@ -3,6 +3,7 @@
     python3 bench/cpu.py                       every cell, results into bench/results/cpu.json
     python3 bench/cpu.py --dtypes f32 --passes fwd --lengths 4096 --no-save
     python3 bench/cpu.py --cells features      bias, masks, sinks, dropout, decode (features.py): 2 minutes
+    ABACIST_CPU_TARGET=avx2 ATEN_CPU_CAPABILITY=avx2 python3 bench/cpu.py      both with AVX2
 
 One protocol for both: the same number of threads on the same cores, the same data layout, random normal
 data, bursts in random order, never at the same time. A rate is the median over bursts of
