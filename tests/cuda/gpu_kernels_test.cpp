@@ -124,6 +124,51 @@ TEST_P(GpuKernels, Row49_NanStaysInItsHead) {
   });
 }
 
+/// A row that NaN in V reaches keeps the bits of its other columns, whatever lies behind the
+/// sequence: queries there share a tile, and their scores rise far above those of the first keys.
+TEST_P(GpuKernels, Row49_NeighboursOfARowThatHoldsNan) {
+  Instance x(varlen());
+  const std::int64_t len_q = x.c.lens_q[0];
+  x.v.for_each([&](const auto& index, std::int64_t) {
+    if (index[0] == x.c.lens_k[0] / 2 && index[2] == 3) x.v.set(index, kNan);
+  });
+  x.v.freeze();
+  const Results alone = run(x);
+  x.q.for_each([&](const auto& index, std::int64_t) {
+    if (index[0] >= len_q) x.q.set(index, 100.0 * x.q.at(index));
+  });
+  x.q.freeze();
+  const Results beside = run(x);
+  alone.o.for_each([&](const auto& index, std::int64_t) {
+    if (index[0] >= len_q) return;
+    ASSERT_EQ(std::isnan(alone.o.at(index)), index[2] == 3);
+    if (index[2] == 3) return;
+    ASSERT_EQ(beside.o.at(index), alone.o.at(index)) << index[0];
+  });
+}
+
+/// Under a negative scale a score of -inf is one of +inf, whose row is NaN, and not a masked one.
+TEST_P(GpuKernels, ScoresOfMinusInfinityUnderANegativeScale) {
+  for (const bool causal : {false, true}) {
+    Case c = base();
+    c.options.mask.causal = causal;
+    c.options.score.scale = -0.05;
+    Instance x(c);
+    x.q.fill(1.0);
+    const std::int64_t key = c.s_k - (c.s_q + 1) / 2;
+    x.k.for_each([&](const auto& index, std::int64_t) {
+      if (index[0] == 1 && index[1] == key) x.k.set(index, -kInfinity);
+    });
+    x.q.freeze();
+    x.k.freeze();
+    const Results results = run(x);
+    results.o.for_each([&](const auto& index, std::int64_t) {
+      const bool sees_it = !causal || index[1] + c.s_k - c.s_q >= key;
+      ASSERT_EQ(std::isnan(results.o.at(index)), index[0] == 1 && sees_it) << index[1];
+    });
+  }
+}
+
 TEST_P(GpuKernels, EmptyRowsAreEmptyWhateverTheDataHold) {
   for (const bool sinks : {false, true}) {
     Case c = base();
@@ -348,7 +393,7 @@ TEST_P(GpuKernels, Row28_MalformedLengthsAreReportedAndHarmless) {
   const Instance good(varlen());
   const std::vector<double> q = good.cu_q.values();
   const std::vector<double> k = good.cu_k.values();
-  for (const double wrong : {-5.0, -2e9, 1e6, 2e9}) {
+  for (const double wrong : {-5.0, -0x1p31, 1e6, 0x1p31 - 1.0}) {
     for (std::size_t at = 0; at < q.size(); ++at) {
       for (const bool of_keys : {false, true}) {
         Instance x(varlen());
@@ -359,6 +404,12 @@ TEST_P(GpuKernels, Row28_MalformedLengthsAreReportedAndHarmless) {
         const Status status = run_on_gpu(x, results);
         ASSERT_FALSE(status.ok()) << at << " is " << wrong;
         EXPECT_EQ(status.error().argument, of_keys ? "cu_seqlens_k" : "cu_seqlens_q");
+        if (of_keys || wrong > 0.0 || at + 1 < q.size()) continue;
+        // A last sequence that ends before it begins is empty.
+        results.o.for_each([&](const auto& index, std::int64_t) {
+          if (static_cast<double>(index[0]) < q[at - 1]) return;
+          ASSERT_TRUE(std::isnan(results.o.at(index))) << index[0] << " of " << wrong;
+        });
       }
     }
     Case c = base();

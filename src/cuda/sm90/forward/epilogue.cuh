@@ -57,7 +57,7 @@ __device__ __forceinline__ bool is_written(const Work& w, const RowPlace<Packs>&
 // What the epilogue needs to know of a thread's two rows once their last softmax is done.
 struct RowEnds {
   float factor0, factor1;  // the result is o * factor; 0 if no key was seen, or if l overflowed
-  bool check;              // uniform over the warp: O or l may have overflowed, look at them
+  bool check0, check1;     // O or l may have overflowed, look at them; by any thread of the row
 };
 
 // LSE of rows r and r + 8 of a tile.
@@ -96,9 +96,8 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
   RowEnds ends;
   const bool huge0 = is_huge<Element>(m0) && w.mode == Work::normal;
   const bool huge1 = is_huge<Element>(m1) && w.mode == Work::normal;
-  ends.check =
-      __any_sync(0xffffffffu,
-                 (redoable && (state.suspect || !(l0 <= safe) || !(l1 <= safe))) || huge0 || huge1);
+  ends.check0 = (redoable && (state.suspect0 || !(l0 <= safe))) || huge0;
+  ends.check1 = (redoable && (state.suspect1 || !(l1 <= safe))) || huge1;
   if (huge0) l0 = NAN;
   if (huge1) l1 = NAN;
   bool empty0 = false, empty1 = false;
@@ -151,8 +150,8 @@ __device__ __forceinline__ RowEnds end_plain_rows(const Work& w, int r, int lane
   const bool huge0 = fabsf(state.m0) > kHugeScore<Element>,
              huge1 = fabsf(state.m1) > kHugeScore<Element>;
   RowEnds ends;
-  ends.check =
-      __any_sync(0xffffffffu, state.suspect | !(l0 <= safe) | !(l1 <= safe) | huge0 | huge1);
+  ends.check0 = state.suspect0 | !(l0 <= safe) | huge0;
+  ends.check1 = state.suspect1 | !(l1 <= safe) | huge1;
   ends.factor0 = huge0 ? NAN : reciprocal_approx(l0);
   ends.factor1 = huge1 ? NAN : reciprocal_approx(l1);
   constexpr float kLn2 = 0.6931471805599453f;
@@ -280,6 +279,13 @@ __device__ __forceinline__ void store_rows_direct(const ForwardParams& p, const 
   }
 }
 
+// Of bits of lanes, four lanes a row: all bits of each row that has one.
+__device__ __forceinline__ uint32_t rows_of(uint32_t lanes) {
+  lanes |= lanes >> 1;
+  lanes |= lanes >> 2;
+  return (lanes & 0x11111111u) * 15u;
+}
+
 // Writes O. Rows that must be redone with the true maximum are noted in `w`, and `redo` is set. o
 // is only read: with chained tiles a wgmma is in flight, and ptxas would serialise.
 template <ForwardTile Tile, class Element>
@@ -289,14 +295,16 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int 
   ptx::test_delay();
   const int warp = threadIdx.x / 32 % 4, warp_row = group * 64 + warp * 16;
   const int r = warp_row + lane / 4;
-  if (ends.check) {
+  if (__any_sync(0xffffffffu, ends.check0 | ends.check1)) {
     bool wrong0, wrong1;
     find_not_finite(o, wrong0, wrong1);
     // No branch: see store_rows_staged.
     wrong0 = RowPlace<Tile.packs>(p, w, r).valid & (!(ends.factor0 > 0.0f) | wrong0);
     wrong1 = RowPlace<Tile.packs>(p, w, r + 8).valid & (!(ends.factor1 > 0.0f) | wrong1);
-    const uint32_t rows0 = __ballot_sync(0xffffffffu, wrong0);
-    const uint32_t rows1 = __ballot_sync(0xffffffffu, wrong1);
+    const uint32_t rows0 =
+        __ballot_sync(0xffffffffu, wrong0) & rows_of(__ballot_sync(0xffffffffu, ends.check0));
+    const uint32_t rows1 =
+        __ballot_sync(0xffffffffu, wrong1) & rows_of(__ballot_sync(0xffffffffu, ends.check1));
     if ((rows0 | rows1) && lane == 0) {
       w.parts[group].redo_rows[warp][0] = rows0;
       w.parts[group].redo_rows[warp][1] = rows1;

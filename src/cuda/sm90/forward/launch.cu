@@ -304,7 +304,9 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
   if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8)
     return refuse("head dimensions must be multiples of 8");
   const ForwardScore& score = arguments.score;
-  const bool modified = score.softcap != 0 || score.alibi_slopes;
+  // A negative scale is for those kernels, too: they scale before they mask, and so tell a score of
+  // -inf, which turns to +inf, from a masked one.
+  const bool modified = score.softcap != 0 || score.alibi_slopes || score.scale < 0;
   if (!(score.softcap >= 0))
     return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
   const ForwardInstance* instance = find_short_instance(arguments);

@@ -71,7 +71,7 @@ struct SequencePart {
       : length(longest) {
     if (!cu_seqlens) return;
     offset = min(max(cu_seqlens[batch], 0), total);
-    length = min(max(cu_seqlens[batch + 1] - offset, 0), min(longest, total - offset));
+    length = min(max(cu_seqlens[batch + 1], offset) - offset, min(longest, total - offset));
   }
 };
 

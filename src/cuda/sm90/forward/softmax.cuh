@@ -11,7 +11,7 @@
 //            tile's p is a power of two and exact. If p overflowed before that, or O did, the
 //            result is not finite: the query tile is done again with `online`, once. A row is
 //            frozen only after it has seen a visible key, so m is a real score. O can overflow only
-//            while l > len_k (normalise_rows says why), which is remembered when l is scaled down.
+//            while l > len_k (end_rows says why), which is remembered when l is scaled down.
 //
 // Measured on the loop alone (one H200): online 630..663, frozen 733..745 TFLOP/s at d 128.
 #pragma once
@@ -28,7 +28,9 @@ namespace abacist::cuda::sm90 {
 struct RowState {
   float m0, m1;  // log2 units of the scaled score; never -inf in use (see online)
   float l0, l1;  // this thread's part of the sum
-  bool suspect;  // l has been above what is safe for O before m rose (see normalise_rows)
+  // l has been above what is safe for O before m rose (see end_rows). A row's own: whether it is
+  // done again, and so its bits, must not depend on other rows of the tile.
+  bool suspect0, suspect1;
 };
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -81,7 +83,7 @@ __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 }
 
 // s -> p in place, l and m updated. a0, a1: what O must be multiplied with before this tile's P V.
-// scale_log2 may be negative or zero; s of a masked element is -inf.
+// scale_log2 may be zero, not negative (choose_forward); s of a masked element is -inf.
 // What rounding takes from max(s) scale_log2, up to 2^-24 of it, remains in all exponents of a row.
 // For huge scores that is too much: the largest weight is not 1, past 2^32 not even finite. Those
 // rows are done again (end_rows), where products are rounded before anything is subtracted:
@@ -90,12 +92,8 @@ template <int N>
 __device__ __forceinline__ void softmax_online(float (&s)[N], RowState& row, float scale_log2,
                                                bool first, bool precise, float safe_sum, float& a0,
                                                float& a1) {
-  row.suspect = !first && (row.suspect || !(fmaxf(row.l0, row.l1) <= safe_sum));
-  if (scale_log2 < 0) {  // uniform; masked elements must stay -inf
-#pragma unroll
-    for (int i = 0; i < N; ++i) s[i] = s[i] == -INFINITY ? s[i] : -s[i];
-    scale_log2 = -scale_log2;
-  }
+  row.suspect0 = !first && (row.suspect0 || !(row.l0 <= safe_sum));
+  row.suspect1 = !first && (row.suspect1 || !(row.l1 <= safe_sum));
   float x0 = -INFINITY, x1 = -INFINITY;
 #pragma unroll
   for (int i = 0; i < N; i += 4) {
@@ -148,7 +146,7 @@ __device__ __forceinline__ void first_maximum(const float (&s)[N], RowState& row
   row.m0 = quad_max(x0) * scale_log2;
   row.m1 = quad_max(x1) * scale_log2;
   row.l0 = row.l1 = 0.0f;
-  row.suspect = false;
+  row.suspect0 = row.suspect1 = false;
 }
 
 // Elements [Begin, End) of s -> p in place with m as it stands; their sums are added to t0, t1.
@@ -193,7 +191,8 @@ __device__ __forceinline__ void raise_rows(float (&s)[N], RowState& row, float t
   const int e0 = raise_exponent<Element>(t0), e1 = raise_exponent<Element>(t1);
   f0 = power_of_two(-e0);
   f1 = power_of_two(-e1);
-  row.suspect = true;
+  row.suspect0 |= e0 > 0;
+  row.suspect1 |= e1 > 0;
   row.m0 += float(e0);
   row.m1 += float(e1);
   row.l0 *= f0;
