@@ -147,12 +147,14 @@ TEST_P(GpuKernels, Row49_NeighboursOfARowThatHoldsNan) {
   });
 }
 
-/// Under a negative scale a score of -inf is one of +inf, whose row is NaN, and not a masked one.
-TEST_P(GpuKernels, ScoresOfMinusInfinityUnderANegativeScale) {
-  for (const bool causal : {false, true}) {
+/// Under a negative scale a score of -inf is one of +inf, under 0 NaN, and not a masked one: the
+/// row is NaN.
+TEST_P(GpuKernels, ScoresOfMinusInfinityUnderScalesOfZeroAndBelow) {
+  for (const auto& [causal, scale] :
+       {std::pair{false, -0.05}, {true, -0.05}, {false, 0.0}, {true, 0.0}}) {
     Case c = base();
     c.options.mask.causal = causal;
-    c.options.score.scale = -0.05;
+    c.options.score.scale = scale;
     Instance x(c);
     x.q.fill(1.0);
     const std::int64_t key = c.s_k - (c.s_q + 1) / 2;
@@ -163,7 +165,7 @@ TEST_P(GpuKernels, ScoresOfMinusInfinityUnderANegativeScale) {
     x.k.freeze();
     const Results results = run(x);
     results.o.for_each([&](const auto& index, std::int64_t) {
-      const bool sees_it = !causal || index[1] + c.s_k - c.s_q >= key;
+      const bool sees_it = !c.options.mask.causal || index[1] + c.s_k - c.s_q >= key;
       ASSERT_EQ(std::isnan(results.o.at(index)), index[0] == 1 && sees_it) << index[1];
     });
   }

@@ -207,8 +207,6 @@ void fill_score(const ForwardArguments& arguments, bool may_be_zero, ForwardPara
     p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
     p.softcap_out = float(kLog2E * score.softcap);
   }
-  if (p.scale_log2 == 0 && !may_be_zero)
-    p.scale_log2 = 0x1p-149f;  // 0 times a masked score of -inf would be NaN
   p.frozen_masked = may_be_zero || p.scale_log2 > 0;
 }
 
@@ -304,9 +302,9 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
   if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8)
     return refuse("head dimensions must be multiples of 8");
   const ForwardScore& score = arguments.score;
-  // A negative scale is for those kernels, too: they scale before they mask, and so tell a score of
-  // -inf, which turns to +inf, from a masked one.
-  const bool modified = score.softcap != 0 || score.alibi_slopes || score.scale < 0;
+  // Scales of 0 and below are for those kernels, too: they scale before they mask, and so tell a
+  // score of -inf, which turns to NaN or +inf, from a masked one.
+  const bool modified = score.softcap != 0 || score.alibi_slopes || score.scale <= 0;
   if (!(score.softcap >= 0))
     return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
   const ForwardInstance* instance = find_short_instance(arguments);
