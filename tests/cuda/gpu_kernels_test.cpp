@@ -51,9 +51,7 @@ class GpuKernels : public GpuTest, public ::testing::WithParamInterface<Kernel> 
     EXPECT_TRUE(planned.ok()) << (planned ? "" : to_string(planned.error()));
     if (!planned) return results;
     const std::string& kernel = planned->info().kernel;
-    const std::string ending = GetParam().ending;
-    const bool special = kernel.ends_with(".packed") || kernel.ends_with(".short");
-    EXPECT_TRUE(ending.empty() ? !special : kernel.ends_with(ending)) << kernel;
+    EXPECT_TRUE(is_kernel(kernel, GetParam().ending)) << kernel;
     const Status status = run_on_gpu(x, results);
     EXPECT_TRUE(status.ok()) << to_string(status.error()) << "\n" << x.c.text();
     return results;

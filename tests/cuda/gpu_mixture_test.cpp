@@ -151,9 +151,7 @@ TEST_P(GpuMixture, BitsOfASequenceWhereverItStands) {
   const auto planned = plan(make_problem(mixture.tensors(), x.c.options));
   ASSERT_TRUE(planned.ok()) << to_string(planned.error());
   const std::string& kernel = planned->info().kernel;
-  const std::string ending = GetParam().ending;
-  const bool special = kernel.ends_with(".packed") || kernel.ends_with(".short");
-  EXPECT_TRUE(ending.empty() ? !special : kernel.ends_with(ending)) << kernel;
+  EXPECT_TRUE(is_kernel(kernel, GetParam().ending)) << kernel;
   const DeviceMemory workspace(planned->info().workspace_bytes);
   const RunOptions options{.workspace = {workspace.data(), workspace.bytes()}};
   ASSERT_TRUE(planned->run(mixture.tensors(), options).ok());

@@ -127,6 +127,11 @@ void GpuForward::collect(const Instance& x, Results& results) const {
   expect_same("key_lengths", key_lengths, x.key_lengths);
 }
 
+bool is_kernel(const std::string& name, const std::string& ending) {
+  const bool special = name.ends_with(".packed") || name.ends_with(".short");
+  return ending.empty() ? !special : name.ends_with(ending);
+}
+
 Results gpu_results(const Instance& x) {
   Results results = x.make_results(x.c.o_dtype, DType::f32, x.c.layout);
   results.lse = x.make_results(x.c.o_dtype).lse;

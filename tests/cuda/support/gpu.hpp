@@ -28,6 +28,10 @@ inline constexpr Device kGpu{DeviceType::cuda, 0};
 #define ABACIST_CUDA_OK(call) \
   ASSERT_EQ(call, cudaSuccess) << cudaGetErrorString(cudaPeekAtLastError())
 
+/// Whether a plan's kernel is the one that a test is for: the end of its name, "" for tiles of one
+/// head.
+bool is_kernel(const std::string& name, const std::string& ending);
+
 /// Makes a GPU the current one, and the one before afterwards.
 class CurrentGpu {
  public:

@@ -197,7 +197,7 @@ void fill_short_params(const ForwardArguments& arguments, ShortParams& p) {
   p.d_qk = int(arguments.geometry.d_qk);
 }
 
-void fill_score(const ForwardArguments& arguments, bool may_be_zero, ForwardParams& p) {
+void fill_score(const ForwardArguments& arguments, ForwardParams& p) {
   const ForwardScore& score = arguments.score;
   p.sinks = score.sinks;
   p.alibi_slopes = score.alibi_slopes;
@@ -207,7 +207,7 @@ void fill_score(const ForwardArguments& arguments, bool may_be_zero, ForwardPara
     p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
     p.softcap_out = float(kLog2E * score.softcap);
   }
-  p.frozen_masked = may_be_zero || p.scale_log2 > 0;
+  p.frozen_masked = true;  // scales of 0 and below are applied before masks (choose_forward)
 }
 
 // All but the tensor maps.
@@ -226,7 +226,7 @@ void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice,
   p.cu_seqlens_k = g.cu_seqlens_k;
   p.k_lengths = g.k_lengths;
   p.modified = choice.modified;
-  fill_score(arguments, choice.modified || choice.instance->is_short, p);
+  fill_score(arguments, p);
   p.b = int(g.b);
   p.heads_per_kv_head = int(g.h_q / g.h_k);
   const ForwardRows& rows = choice.warpgroup;
