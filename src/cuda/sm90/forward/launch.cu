@@ -207,7 +207,6 @@ void fill_score(const ForwardArguments& arguments, ForwardParams& p) {
     p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
     p.softcap_out = float(kLog2E * score.softcap);
   }
-  p.frozen_masked = true;  // scales of 0 and below are applied before masks (choose_forward)
 }
 
 // All but the tensor maps.

@@ -47,7 +47,6 @@ struct ForwardParams {
   int paired_heads, odd_pairs;
   int never;          // 0: a branch on it ends a block of instructions (consumer.cuh)
   int always_online;  // never freeze the maximum (tests, and the redo path)
-  int frozen_masked;  // tiles with masked elements, too: scaling leaves -inf what it is
 };
 
 // Beside that, what short.cuh needs: it does not load by TMA.

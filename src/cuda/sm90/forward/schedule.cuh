@@ -93,9 +93,8 @@ __device__ __forceinline__ void describe_part(const ForwardParams& p, const Mask
   part.full_end = max(rule.row_end(first), 0) / Tile.keys;
   // A maximum can be frozen once every row has seen a visible key (softmax.cuh): not in the first
   // tile visited, nor where the last row only begins.
-  const int all_seen = max(w.begin, first_key / Tile.keys) + 1;
-  part.frozen_begin = p.frozen_masked ? all_seen : max(all_seen, part.full_begin);
-  part.frozen_end = p.frozen_masked ? part.end : part.full_end;
+  part.frozen_begin = max(w.begin, first_key / Tile.keys) + 1;
+  part.frozen_end = part.end;
   if (w.mode == Work::redo || w.some_empty) part.frozen_begin = part.frozen_end = 0;
 }
 
@@ -107,8 +106,7 @@ __device__ __forceinline__ void describe_traits(const ForwardParams& p, Work& w)
     if (unpacked && !p.sinks) traits |= Work::plain_end;
     if (unpacked && (!p.cu_seqlens_q || w.rows >= Tile.rows())) traits |= Work::plain_store;
     const int last = min(positions_of<Tile>(p) * Tile.groups, w.rows) - 1;
-    if (p.frozen_masked && w.position + last + w.first <= w.begin * Tile.keys)
-      traits |= Work::same_first;
+    if (w.position + last + w.first <= w.begin * Tile.keys) traits |= Work::same_first;
   }
 #pragma unroll 1
   for (int group = 0; group < Tile.groups; ++group) {
