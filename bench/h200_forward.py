@@ -77,6 +77,7 @@ class Arguments(ctypes.Structure):
         ("no_short_shapes", ctypes.c_int),
         ("tile_order", ctypes.c_int),
         ("row_choice", ctypes.c_int),
+        ("splits", ctypes.c_int),
     ]
 
 
@@ -92,10 +93,12 @@ class Kernel:
         path, _, order = path.partition("@")  # library.so@2: with tile_order 2
         self.order = int(order or 0)
         self.row_choice = 0  # 1: one head's, 2: packed heads', 3: 16 for a warp
+        self.splits = 0  # 1: keys in one part, more: in so many
         self.library = ctypes.CDLL(path)
         self.library.abacist_sm90_arguments_bytes.restype = ctypes.c_ulong
         if self.library.abacist_sm90_arguments_bytes() != ctypes.sizeof(Arguments):
             raise RuntimeError(f"{path}: another layout of the arguments")
+        self.library.abacist_sm90_workspace_bytes.restype = ctypes.c_ulong
         self.workspace = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
 
     def __call__(self, q, k, v, o, lse, scale, causal, left=UNBOUNDED, cu=None, max_s=None):
@@ -125,8 +128,11 @@ class Kernel:
         a.mask = Mask(left, 0 if causal else UNBOUNDED, False)
         a.score = Score(scale, 0.0, None, None)
         a.no_short_shapes = self.long_shapes
-        a.workspace, a.tile_order = self.workspace.data_ptr(), self.order
-        a.row_choice = self.row_choice
+        a.tile_order, a.row_choice, a.splits = self.order, self.row_choice, self.splits
+        needed = self.library.abacist_sm90_workspace_bytes(ctypes.byref(a))
+        if needed > self.workspace.numel():
+            self.workspace = torch.empty(needed, dtype=torch.uint8, device="cuda")
+        a.workspace = self.workspace.data_ptr()
         reason = ctypes.c_char_p()
         code = self.library.abacist_sm90_forward(
             ctypes.byref(a),
@@ -389,17 +395,16 @@ def chosen_cells(args):
                            args.kv_group == 1 and args.tokens == 16384 and args.hidden == 2048)
 
 
-def write_results(path, rows, args, clock):
-    driver = clock.nvml.nvmlSystemGetDriverVersion()
-    commit = args.commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], text=True,
-                                           capture_output=True, check=False).stdout.strip()
+def write_results(path, about, rows, commit=None):
+    """Rows, after what they are and where they come from. `commit`: where there is no git."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    driver = pynvml.nvmlSystemGetDriverVersion()
+    commit = commit or subprocess.run(["git", "rev-parse", "--short", "HEAD"], text=True,
+                                      capture_output=True, check=False).stdout.strip()
     head = {
-        "about": f"Forward, one H200: bursts of {args.burst_ms:g} ms, {args.rounds} rounds in random "
-        f"order in one run (cells with grid false: {args.other_burst_ms:g} ms, {args.other_rounds} "
-        "rounds); TFLOP/s, causal counts half, windows the pairs they keep; *_mhz: SM clock, "
-        "*_spread: (max - min) / median of a contender against itself. best_peer: the larger of fa2 "
-        "and cudnn x best_over_cudnn (h200-peers.json; 1 where that has none). difference: largest "
-        "|o - o of cuDNN (else FlashAttention-2)|.",
+        "about": about,
         "date": datetime.date.today().isoformat(), "commit": commit,
         "gpu": torch.cuda.get_device_name(),
         "driver": driver if isinstance(driver, str) else driver.decode(),
@@ -409,6 +414,17 @@ def write_results(path, rows, args, clock):
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     text = json.dumps(head, indent=1)[:-2] + ',\n "rows": [\n' + lines + "\n ]\n}\n"
     pathlib.Path(path).write_text(text, encoding="utf-8")
+
+
+def about(args):
+    return (
+        f"Forward, one H200: bursts of {args.burst_ms:g} ms, {args.rounds} rounds in random order in "
+        f"one run (cells with grid false: {args.other_burst_ms:g} ms, {args.other_rounds} rounds); "
+        "TFLOP/s, causal counts half, windows the pairs they keep; *_mhz: SM clock, *_spread: (max - "
+        "min) / median of a contender against itself. best_peer: the larger of fa2 and cudnn x "
+        "best_over_cudnn (h200-peers.json; 1 where that has none). difference: largest |o - o of "
+        "cuDNN (else FlashAttention-2)|."
+    )
 
 
 def main():
@@ -448,7 +464,7 @@ def main():
         rows.append(run_cell(cell, kernels, names, args, clock, peers_file))
         torch.cuda.empty_cache()
         if args.json:
-            write_results(args.json, rows, args, clock)
+            write_results(args.json, about(args), rows, args.commit)
 
 
 if __name__ == "__main__":

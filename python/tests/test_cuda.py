@@ -96,6 +96,26 @@ def test_varlen_alibi_sinks_and_key_lengths():
 
 
 @on_gpu
+def test_keys_in_parts():
+    """A decode step whose plan splits the keys: values, lengths of the moment, a graph, a side stream."""
+    q, k, v = tensors(9, 2, 1, 6000, 8, 2, 128)
+    rest = dict(key_lengths=torch.tensor([6000, 1], dtype=torch.int32, device="cuda"),
+                sinks=torch.randn(8, device="cuda"))  # fmt: skip
+    plan = abacist.plan(q, k, v, **rest, return_lse=True)
+    assert plan.splits > 1 and plan.kernel.endswith(".packed.split") and plan.workspace_bytes > 256
+    for lengths in ([6000, 1], [0, 5999], [130, 3000]):
+        rest["key_lengths"].copy_(torch.tensor(lengths))
+        check(abacist.attention(q, k, v, **rest, return_lse=True), q, k, v, **rest)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [abacist.attention(q, k, v, **rest) for _ in range(3)]
+    rest["key_lengths"].copy_(torch.tensor([777, 6000]))
+    graph.replay()
+    expected = abacist.attention(q, k, v, **rest)
+    assert all(torch.equal(o, expected) for o in captured)
+
+
+@on_gpu
 def test_the_callers_stream_orders_it():
     """Work on a side stream, before and behind, is seen in order; memory freed there is used again there."""
     q, k, v = tensors(4, 4, 2000, 2000, 16, 16, 128)

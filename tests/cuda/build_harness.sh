@@ -26,14 +26,17 @@ for i in $instances; do
 done
 touch "$build/instances/stamp"
 ${NVCC:-nvcc} $flags -c "$list" -o "$build/instances/list.o"
-${NVCC:-nvcc} $flags -c "$root/src/cuda/sm90/forward/launch.cu" -o "$build/launch.o"
+for i in launch.cu merge.cu rows.cpp; do
+  ${NVCC:-nvcc} $flags -c "$root/src/cuda/sm90/forward/$i" -o "$build/${i%.*}.o"
+done
+objects="$build/launch.o $build/merge.o $build/rows.o $objects"
 ${NVCC:-nvcc} $flags -c "$root/tests/cuda/forward_c_entry.cu" -o "$build/c_entry.o"
-${NVCC:-nvcc} -shared -o "$build/libabacist_sm90.so" "$build/launch.o" "$build/c_entry.o" "$build/instances/list.o" $objects
+${NVCC:-nvcc} -shared -o "$build/libabacist_sm90.so" "$build/c_entry.o" "$build/instances/list.o" $objects
 for program in forward_harness forward_extremes; do
   object="$build/$program.o"
   if [ "$object" -ot "$root/tests/cuda/$program.cu" ] || [ ! -e "$object" ]; then
     ${NVCC:-nvcc} $flags -c "$root/tests/cuda/$program.cu" -o "$object"
   fi
-  ${NVCC:-nvcc} -o "$build/$program" "$object" "$build/launch.o" "$build/instances/list.o" $objects
+  ${NVCC:-nvcc} -o "$build/$program" "$object" "$build/instances/list.o" $objects
 done
 strip "$build/forward_harness" "$build/forward_extremes" "$build/libabacist_sm90.so"

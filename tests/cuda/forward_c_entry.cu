@@ -10,3 +10,7 @@ extern "C" int abacist_sm90_forward(const abacist::cuda::sm90::ForwardArguments*
 extern "C" unsigned long abacist_sm90_arguments_bytes() {
   return sizeof(abacist::cuda::sm90::ForwardArguments);
 }
+extern "C" unsigned long abacist_sm90_workspace_bytes(
+    const abacist::cuda::sm90::ForwardArguments* arguments) {
+  return abacist::cuda::sm90::forward_workspace_bytes(*arguments);
+}

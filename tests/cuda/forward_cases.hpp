@@ -1,40 +1,78 @@
 // The cases of forward_harness.cu.
 #pragma once
 
+// Masks, scores, layouts and data of every kind, by number; says what it is.
+constexpr int kKinds = 14;
+static std::string make_kind(Case& c, int kind) {
+  const int last = c.s_q, some = (c.s_q + 1) / 2;
+  auto ragged = [&] {
+    c.q_lengths = {1, last, 0, some, last}, c.k_lengths = {c.s_k, c.s_k, 3, 0, (c.s_k + 2) / 3};
+  };
+  std::string what = "full";
+  if (kind == 1 || kind >= 5) c.right = 0, what = "causal";
+  if (kind == 2) c.right = 0, c.top_left = true, what = "causal top-left";
+  if (kind == 3) c.left = 37, c.right = 5, what = "window 37,5";
+  if (kind == 4) c.left = 60, c.right = 0, c.sinks = true, what = "window 60,0, sinks";
+  if (kind == 5) c.alibi = true, what += ", alibi";
+  if (kind == 6) c.softcap = 15, c.data = Data::large, what += ", softcap, large logits";
+  if (kind == 7) ragged(), what += ", varlen";
+  if (kind == 8) ragged(), c.left = 20, c.sinks = true, what += ", varlen, window, sinks";
+  if (kind == 9) c.b = 4, c.used_k = {c.s_k, 1, 0, (c.s_k + 1) / 2}, what += ", key lengths";
+  if (kind == 10) c.data = Data::rising, what += ", rising logits";
+  if (kind == 11) c.data = Data::spike, c.strided = true, what += ", spike, strided";
+  if (kind == 12) c.data = Data::nan_query, c.b = 2, what += ", nan query rows";
+  if (kind == 13) ragged(), c.alibi = c.sinks = c.strided = true, what += ", varlen, alibi, sinks";
+  if (kind == 0 && c.type == ForwardType::bf16) c.data = Data::huger_v, what += ", huger v";
+  return what;
+}
+
 // Query heads of a kv head in one tile: every size of group meets every length of queries, each
 // with another mask, score and layout. `every`: of these, each so many'th only.
 static void add_packed(const Case& base, int every, int first, auto add) {
   int number = 0;
   for (int group : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 33, 64, 71, 128}) {
     for (int s_q : {1, 2, 3, 7, 16, 33, 127, 128, 129}) {
-      const int kind = (number * 5 + group) % 14;
+      const int kind = (number * 5 + group) % kKinds;
       if (number++ % every != first % every) continue;
       Case c = base;
       c.row_choice = 2, c.s_q = s_q, c.h_k = group > 16 ? 1 : 2, c.h_q = group * c.h_k;
       c.s_k = std::vector{40, 300, 127, 515, 700, 1}[size_t(number) % 6];
-      const int last = c.s_q, some = (c.s_q + 1) / 2;
-      auto ragged = [&] {
-        c.q_lengths = {1, last, 0, some, last}, c.k_lengths = {c.s_k, c.s_k, 3, 0, (c.s_k + 2) / 3};
-      };
-      std::string what = "full";
-      if (kind == 1 || kind >= 5) c.right = 0, what = "causal";
-      if (kind == 2) c.right = 0, c.top_left = true, what = "causal top-left";
-      if (kind == 3) c.left = 37, c.right = 5, what = "window 37,5";
-      if (kind == 4) c.left = 60, c.right = 0, c.sinks = true, what = "window 60,0, sinks";
-      if (kind == 5) c.alibi = true, what += ", alibi";
-      if (kind == 6) c.softcap = 15, c.data = Data::large, what += ", softcap, large logits";
-      if (kind == 7) ragged(), what += ", varlen";
-      if (kind == 8) ragged(), c.left = 20, c.sinks = true, what += ", varlen, window, sinks";
-      if (kind == 9) c.b = 4, c.used_k = {c.s_k, 1, 0, (c.s_k + 1) / 2}, what += ", key lengths";
-      if (kind == 10) c.data = Data::rising, what += ", rising logits";
-      if (kind == 11) c.data = Data::spike, c.strided = true, what += ", spike, strided";
-      if (kind == 12) c.data = Data::nan_query, c.b = 2, what += ", nan query rows";
-      if (kind == 13)
-        ragged(), c.alibi = c.sinks = c.strided = true, what += ", varlen, alibi, sinks";
-      if (kind == 0 && c.type == ForwardType::bf16) c.data = Data::huger_v, what += ", huger v";
+      const std::string what = make_kind(c, kind);
       add(c, "packed " + std::to_string(group) + " x " + std::to_string(s_q) + " by " +
                  std::to_string(c.s_k) + " " + what);
     }
+  }
+}
+
+// Keys in parts: every number of them meets every length of queries and every kind; fewer keys
+// than parts, and many more; one head a tile (MHA, GQA) and heads packed.
+static void add_split(const Case& base, int every, int first, auto add) {
+  int number = 0;
+  for (int splits : {2, 3, 4, 7, 16, 40}) {
+    for (int s_q : {1, 2, 5, 63, 64, 129, 300}) {
+      for (int kind = 0; kind < kKinds; ++kind) {
+        if (number++ % every != first % every) continue;
+        Case c = base;
+        const int group = std::vector{1, 8, 1, 4, 7, 2, 3}[size_t(number / every) % 7];
+        c.splits = splits, c.s_q = s_q, c.h_k = s_q > 100 ? 1 : 2, c.h_q = group * c.h_k;
+        c.row_choice = number / every % 4 == 3 ? 1 : 0;
+        c.s_k = std::vector{515, 1300, 130, 2600, 1, 777}[size_t(number / every) % 6];
+        const std::string what = make_kind(c, kind);
+        add(c, "split " + std::to_string(splits) + " of " + std::to_string(c.s_k) + ", " +
+                   std::to_string(group) + " x " + std::to_string(s_q) +
+                   (c.row_choice == 1 ? " unpacked " : " ") + what);
+      }
+    }
+  }
+  // What the plan splits by itself, with every kind.
+  for (int kind = first % 2; kind < kKinds; kind += 2) {
+    Case c = base;
+    c.splits = 0, c.s_q = kind % 3 == 0 ? 20 : 1, c.h_q = 8, c.h_k = kind % 4 == 1 ? 8 : 1,
+    c.s_k = 9000;
+    if (kind == 10) c.s_k = 3000;  // rising logits stay below what two roundings make of them
+    const std::string what = make_kind(c, kind);
+    add(c, "split as planned of " + std::to_string(c.s_k) + ", " + std::to_string(c.s_q) +
+               " rows, " + std::to_string(c.h_k) + " kv heads, " + what);
   }
 }
 
@@ -167,6 +205,11 @@ static std::vector<Case> all_cases() {
       add(c, "no keys");
       c = sized(700, 700), c.b = 2, c.h_q = 40, c.h_k = 40, c.right = 0;
       add(c, "many heads causal");
+      // More than works[] has slots.
+      c = sized(70, 150), c.h_q = c.h_k = 1500;
+      add(c, "many tiles a block");
+      c.right = 0, c.alibi = true;
+      add(c, "many tiles a block, causal, alibi");
       if (d.qk > 64) {
         c = sized(300, 500), c.d_qk = d.qk - 8, c.d_v = d.v - 24, c.right = 0;
         add(c, "odd dims causal");
@@ -180,13 +223,16 @@ static std::vector<Case> all_cases() {
       Case base;
       base.type = type, base.d_qk = d.qk, base.d_v = d.v, base.long_shape = d.long_shape;
       const bool all = type == ForwardType::bf16 && d.qk == 128;
-      add_packed(base, all ? 1 : 4, shape++ + int(type), add);
+      add_packed(base, all ? 1 : 4, shape + int(type), add);
+      if (!d.long_shape) add_split(base, all ? 3 : 17, shape + int(type), add);
+      ++shape;
     }
     // The kernel for short sequences: all of the above where d allows, whatever the length.
     const std::vector<Case> tiled = cases;
     for (Case c : tiled) {
       const bool packed = c.row_choice == 2;
-      if (c.type != type || std::max(c.d_qk, c.d_v) > 128 || c.long_shape || c.online ||
+      const bool split = c.name.find(" split ") != std::string::npos;
+      if (split || c.type != type || std::max(c.d_qk, c.d_v) > 128 || c.long_shape || c.online ||
           (packed && c.s_q > 33))
         continue;
       c.row_choice = 3;

@@ -3,11 +3,11 @@
 //   forward_harness [filter [i/n]]      runs every case whose name contains the filter (^x: begins
 //                                       with x); of these, each n-th, from the i-th
 //
-// Per case: K, V beyond every length hold NaN, O and LSE are poisoned; O, LSE, untouched gaps,
-// bitwise repeatability, and that NaN and huge values in three of four query rows leave the bits of
-// the others are checked. Bound on O: 2 x the error of a plain same-precision
-// computation (float32 scores, P rounded to the input type) + 2 eps max|ref|. LSE: (16 + 8 cap)
-// eps32 (1 + S), S the largest |score| of the row (a frozen maximum may be far below the true one).
+// Per case: K, V beyond every length hold NaN, O, LSE and workspace are poisoned; O, LSE, untouched
+// gaps, bitwise repeatability, and that NaN and huge values in three of four query rows leave the
+// bits of the others are checked. Bound on O: 2 x the error of a plain same-precision computation
+// (float32 scores, P rounded to the input type) + 2 eps max|ref|. LSE: (16 + 8 cap) eps32 (1 + S),
+// S the largest |score| of the row (a frozen maximum may be far below the true one).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -46,7 +46,7 @@ struct Case {
   bool zero_scale = false, sinks = false, strided = false, online = false, long_shape = false,
        alibi = false;
   float softcap = 0;
-  int row_choice = 0;
+  int row_choice = 0, splits = 1;
   std::vector<int> q_lengths, k_lengths;  // varlen if given
   std::vector<int> used_k;                // dense with lengths
 };
@@ -325,13 +325,19 @@ static bool run_case(const Case& c, unsigned seed) {
   a.disabled_fast_path = c.online;
   a.no_short_shapes = c.long_shape;
   a.row_choice = c.row_choice;
-  if (forward_workspace_bytes(a)) CHECK(cudaMalloc(&a.workspace, forward_workspace_bytes(a)));
+  a.splits = c.splits;
+  const size_t workspace_bytes = forward_workspace_bytes(a);
+  if (workspace_bytes) CHECK(cudaMalloc(&a.workspace, workspace_bytes));
+  auto poison = [&] {
+    CHECK(cudaMemset(lse, 0xFF, (lse_count + 1) * 4));
+    if (workspace_bytes) CHECK(cudaMemset(a.workspace, 0xFF, workspace_bytes));
+  };
 
   std::vector<uint16_t> first, second(o.host.size());
   std::vector<float> lse_first, lse_second(lse_count);
   for (int run = 0; run < 2; ++run) {
     upload(o);
-    CHECK(cudaMemset(lse, 0xFF, (lse_count + 1) * 4));
+    poison();
     const ForwardStatus status = launch_forward(a, nullptr);
     if (status.code != ForwardStatus::ok) {
       std::printf("FAIL %-44s refused: %s\n", c.name.c_str(), status.reason);
@@ -371,7 +377,7 @@ static bool run_case(const Case& c, unsigned seed) {
     if (kind == 3) q.host[q.at(batch, i, h)] = encode(c.type, 300.0f);
   });
   upload(q), upload(o);
-  CHECK(cudaMemset(lse, 0xFF, (lse_count + 1) * 4));
+  poison();
   launch_forward(a, nullptr);
   CHECK(cudaMemcpy(second.data(), o.data, second.size() * 2, cudaMemcpyDeviceToHost));
   CHECK(cudaMemcpy(lse_second.data(), lse, lse_count * 4, cudaMemcpyDeviceToHost));

@@ -82,6 +82,8 @@ std::string shape_name(const ::testing::TestParamInfo<Shape>& info) {
 
 class GpuTiles : public GpuTest, public ::testing::WithParamInterface<Shape> {
  protected:
+  const FewMultiprocessors few_{1};
+
   /// The tile that the plan chooses for lengths like these.
   PlanInfo plan_for(const Case& c) {
     const TensorSpec q = contiguous(c.dtype, {c.b, c.s_q, c.h_q(), c.d_qk}, kGpu);
@@ -105,6 +107,7 @@ TEST_P(GpuTiles, LengthsAroundTheTile) {
     c.s_q = 50;
     c.s_k = shape.is_long ? 4500 : 500;
     const PlanInfo info = plan_for(c);
+    EXPECT_TRUE(is_kernel(info.kernel, "")) << info.kernel;
     const std::int64_t rows = info.rows;
     const std::int64_t keys = info.keys;
     const std::int64_t base = shape.is_long ? 4480 / keys * keys : 2 * keys;
@@ -294,6 +297,44 @@ TEST_F(GpuEdge, EveryGroupOfHeadsWithFewQueries) {
       if (HasFailure()) return;
     }
   }
+}
+
+/// Many keys and few queries: keys are cut into parts, with heads packed and without; sequences
+/// with fewer keys than parts, and with none.
+TEST_F(GpuEdge, KeysInPartsWithEveryMaskAndScore) {
+  int n = 0;
+  int split = 0;
+  for (const std::int64_t group : {1, 2, 5, 8, 71}) {
+    for (const std::int64_t s_q : {1, 3, 16, 70}) {
+      ++n;
+      Case c = small_case(n % 2 == 0 ? DType::bf16 : DType::f16);
+      c.h_k = group > 8 ? 1 : 2;
+      c.group = group;
+      c.s_q = std::min(s_q, 150 / group);
+      c.s_k = std::array{2600, 4100, 1700, 3333}[static_cast<std::size_t>(n % 4)];
+      c.d_qk = c.d_v = std::array{64, 128, 40, 192, 256}[static_cast<std::size_t>(n / 2 % 5)];
+      c.options.mask.causal = n % 3 != 0;
+      c.options.mask.align = n % 12 == 1 ? Align::top_left : Align::bottom_right;
+      c.options.mask.window.left = n % 7 == 2 ? 1500 : kUnbounded;
+      c.options.score.softcap = n % 7 == 3 ? 10.0 : 0.0;
+      c.alibi_rank = n % 6 == 4 ? 1 : 0;
+      c.sinks = n % 4 == 2;
+      c.layout = {.random = n % 2 == 1, .tma = true};
+      c.stream = static_cast<std::uint64_t>(n);
+      if (n % 3 == 1) {
+        c.lens_q = {1, c.s_q, 0, c.s_q};
+        c.lens_k = {c.s_k, c.s_k, 3, 0};
+        c.slack_q = 2;
+      } else if (n % 3 == 2) {
+        c.key_lengths = {c.s_k, 1};
+      }
+      const Instance x(c);
+      split += splits_of(x) > 1;
+      check_on_gpu(x);
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GE(split, 16);
 }
 
 /// A row's bits are a function of its own query, keys and values.

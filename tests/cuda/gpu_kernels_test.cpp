@@ -18,10 +18,13 @@ struct Kernel {
   const char* ending;  ///< of the kernel's name in the plan
   std::int64_t group, s_q, s_k;
   std::int64_t d;
+  int multiprocessors = 0;  ///< 0: all
 };
 
 class GpuKernels : public GpuTest, public ::testing::WithParamInterface<Kernel> {
  protected:
+  const FewMultiprocessors few_{GetParam().multiprocessors};
+
   static Case base(DType dtype = DType::bf16) {
     const Kernel& kernel = GetParam();
     return {.b = 2,
@@ -207,12 +210,18 @@ TEST_P(GpuKernels, Row12_OneVisibleKeyHasProbabilityExactlyOne) {
     // 100 to 250: scores on either side of where products are rounded first (kHugeScore).
     for (const double size : {1e-3, 1.0, 30.0, 100.0, 150.0, 250.0, largest}) {
       Case c = base(dtype);
-      c.options.mask.window = {0, 0};
+      // A window of one key is not split, one key of many that there might be is.
+      const bool split = std::string(GetParam().ending).ends_with(".split");
+      if (split) {
+        c.key_lengths = {1, 1};
+      } else {
+        c.options.mask.window = {0, 0};
+      }
       c.data.query_key_std = size;
       const Instance x(c);
       const Results results = run(x);
       results.o.for_each([&](const auto& index, std::int64_t) {
-        const std::int64_t key = index[1] + c.s_k - c.s_q;
+        const std::int64_t key = split ? 0 : index[1] + c.s_k - c.s_q;
         ASSERT_EQ(results.o.at(index), x.v.at({index[0], key, index[2] / c.group, index[3]}))
             << to_string(dtype) << " size " << size << " row " << index[1];
       });
@@ -465,20 +474,24 @@ TEST_P(GpuKernels, ValuesNearTheEndOfFloat) {
   check(x);
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, GpuKernels,
-                         ::testing::Values(Kernel{"tiled64", "", 1, 150, 300, 64},
-                                           Kernel{"tiled64long", "", 1, 150, 2100, 64},
-                                           Kernel{"tiled128", "", 1, 150, 300, 128},
-                                           Kernel{"tiled192", "", 1, 130, 250, 192},
-                                           Kernel{"tiled256", "", 1, 130, 200, 256},
-                                           Kernel{"tiled256long", "", 1, 20, 4200, 256},
-                                           Kernel{"packed64", ".packed", 4, 6, 300, 64},
-                                           Kernel{"packed128", ".packed", 7, 5, 400, 128},
-                                           Kernel{"packed192", ".packed", 4, 8, 250, 192},
-                                           Kernel{"packed256", ".packed", 12, 3, 200, 256},
-                                           Kernel{"short64", ".short", 2, 40, 60, 64},
-                                           Kernel{"short128", ".short", 3, 20, 45, 128}),
-                         [](const auto& each) { return std::string(each.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Each, GpuKernels,
+    ::testing::Values(
+        Kernel{"tiled64", "", 1, 150, 300, 64}, Kernel{"split64", ".split", 1, 150, 2100, 64},
+        Kernel{"tiled64long", "", 1, 150, 2100, 64, 2},
+        Kernel{"tiled256long", "", 1, 20, 4200, 256, 2}, Kernel{"tiled128", "", 1, 150, 300, 128},
+        Kernel{"tiled192", "", 1, 130, 250, 192}, Kernel{"tiled256", "", 1, 130, 200, 256},
+        Kernel{"split256", ".split", 1, 20, 4200, 256},
+        Kernel{"split128", ".split", 1, 3, 3000, 128},
+        Kernel{"packedsplit64", ".packed.split", 8, 3, 2500, 64},
+        Kernel{"packedsplit128", ".packed.split", 7, 5, 2100, 128},
+        Kernel{"packedsplit192", ".packed.split", 4, 8, 1800, 192},
+        Kernel{"packed64", ".packed", 4, 6, 300, 64},
+        Kernel{"packed128", ".packed", 7, 5, 400, 128},
+        Kernel{"packed192", ".packed", 4, 8, 250, 192},
+        Kernel{"packed256", ".packed", 12, 3, 200, 256}, Kernel{"short64", ".short", 2, 40, 60, 64},
+        Kernel{"short128", ".short", 3, 20, 45, 128}),
+    [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace
 }  // namespace abacist::testing

@@ -213,7 +213,7 @@ TEST_F(GpuLarge, Row18_MillionsOfKeys) {
                   static_cast<std::size_t>(h));
   const TensorSpec q = contiguous(DType::bf16, {1, 1, h, d}, kGpu);
   const TensorSpec k = contiguous(DType::bf16, {1, s, 1, d}, kGpu);
-  run_as({1, s, h, ".packed"},
+  run_as({1, s, h, ".packed.split"},
          {.q = {t.q.data(), q},
           .k = {t.k.data(), k},
           .v = {t.v.data(), k},

@@ -135,6 +135,55 @@ TEST_F(GpuRun, Row33_GraphsReadDataAndLengthsAnew) {
   cudaGraphDestroy(graph);
 }
 
+/// The parts of the keys follow from what the plan knows, their ranges from the lengths of the
+/// moment. Runs after one another share a workspace.
+TEST_F(GpuRun, Row33_GraphsOfSplitKeysReadLengthsAnew) {
+  Case c = dense_case();
+  c.group = 4;
+  c.s_q = 3;
+  c.s_k = 3000;
+  c.sinks = true;
+  std::vector<Instance> all;
+  for (const std::vector<std::int64_t>& lengths :
+       {std::vector<std::int64_t>{3000, 1200}, {0, 2999}, {1, 130}, {3000, 3000}}) {
+    c.key_lengths = lengths;
+    ++c.stream;
+    all.emplace_back(c);
+  }
+  ASSERT_GT(splits_of(all[0]), 1);
+  Results results = gpu_results(all[0]);
+  const GpuForward gpu(all[0], results);
+  const auto planned = plan(make_problem(gpu.tensors(), c.options));
+  ASSERT_TRUE(planned.ok()) << to_string(planned.error());
+  const DeviceMemory workspace(planned->info().workspace_bytes);
+  const StreamOwner stream;
+  const RunOptions options{.workspace = {workspace.data(), workspace.bytes()}, .stream = stream};
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ABACIST_CUDA_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int run = 0; run < 3; ++run) EXPECT_TRUE(planned->run(gpu.tensors(), options).ok());
+  ABACIST_CUDA_OK(cudaStreamEndCapture(stream, &graph));
+  ABACIST_CUDA_OK(cudaGraphInstantiate(&executable, graph, 0));
+  for (const Instance& x : all) {
+    for (const auto& [device, host] : {std::pair{&gpu.q, &x.q},
+                                       {&gpu.k, &x.k},
+                                       {&gpu.v, &x.v},
+                                       {&gpu.sinks, &x.sinks},
+                                       {&gpu.key_lengths, &x.key_lengths}}) {
+      device->write(*host);
+    }
+    gpu.o.write(results.o);
+    gpu.lse.write(results.lse);
+    ABACIST_CUDA_OK(cudaGraphLaunch(executable, stream));
+    stream.wait();
+    Results replayed = gpu_results(x);
+    gpu.collect(x, replayed);
+    EXPECT_EQ(bits_of(replayed), alone(x));
+  }
+  ABACIST_CUDA_OK(cudaGraphExecDestroy(executable));
+  ABACIST_CUDA_OK(cudaGraphDestroy(graph));
+}
+
 TEST_F(GpuRun, OneLineCallsCanBeCaptured) {
   const Instance x(varlen_case());
   Results results = gpu_results(x);

@@ -160,7 +160,7 @@ Status forward(const core::ForwardCall& call) {
   a.score.alibi_slopes = static_cast<const float*>(t.alibi_slopes.data);
   a.score.sinks = static_cast<const float*>(t.sinks.data);
   a.workspace = static_cast<std::byte*>(options.workspace.data) + choices.status_bytes;
-  const sm90::ForwardStatus status = sm90::launch_forward(a, options.stream);
+  const sm90::ForwardStatus status = sm90::launch_forward(a, choices.launch, options.stream);
   switch (status.code) {
     case sm90::ForwardStatus::ok:
       return {};

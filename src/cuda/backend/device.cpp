@@ -2,11 +2,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 
 namespace abacist::cuda {
 namespace {
+
+std::atomic<int> assumed_multiprocessors = 0;
 
 Error no_device(const std::string& why) { return {ErrorCode::unsupported, "", why}; }
 
@@ -72,11 +75,18 @@ Result<DeviceFacts> device_facts(int index) {
   static std::mutex mutex;
   static std::map<int, DeviceFacts> known;
   const std::lock_guard lock(mutex);
-  if (const auto found = known.find(index); found != known.end()) return found->second;
-  auto facts = ask_driver(index);
-  if (facts) known.emplace(index, facts.value());
+  auto found = known.find(index);
+  if (found == known.end()) {
+    auto facts = ask_driver(index);
+    if (!facts) return facts;
+    found = known.emplace(index, facts.value()).first;
+  }
+  DeviceFacts facts = found->second;
+  if (const int assumed = assumed_multiprocessors) facts.multiprocessors = assumed;
   return facts;
 }
+
+void assume_multiprocessors(int count) { assumed_multiprocessors = count; }
 
 std::vector<DeviceFacts> all_devices(std::string& why_none) {
   std::vector<DeviceFacts> all;

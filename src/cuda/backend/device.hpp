@@ -22,6 +22,9 @@ struct DeviceFacts {
 /// there is no driver, or no such device. Touches no device memory and makes no context.
 Result<DeviceFacts> device_facts(int index);
 
+/// For tests: device_facts tells so many multiprocessors from now on; 0: as many as there are.
+void assume_multiprocessors(int count);
+
 /// Every device there is; empty, with the reason, if there is none.
 std::vector<DeviceFacts> all_devices(std::string& why_none);
 

@@ -83,15 +83,21 @@ void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& cho
   info.flops = {(Count{info.visible_pairs.value} * 2 * (g.d_qk + g.d_v)).value,
                 info.visible_pairs.exact};
   const std::int64_t lse = resolved.problem.operands.lse.present() ? 4 : 0;
-  const Count once =
-      loaded_rows(g, choice) * g.d_qk * 2 + Count{g.total_q} * g.h_q * (g.d_v * 2 + lse);
+  const Count once = loaded_rows(g, choice) * choice.splits * g.d_qk * 2 +
+                     Count{g.total_q} * g.h_q * (g.d_v * 2 + lse);
   const Figure keys = loaded_keys(resolved, choice);
-  info.slow_memory_bytes = {(once + Count{keys.value} * (g.d_qk + g.d_v) * 2).value, keys.exact};
+  // Partial results, written and read: O, maximum and sum. Less where rows see no key of a split.
+  const Count partial = choice.splits == 1
+                            ? Count{0}
+                            : Count{g.total_q} * g.h_q * choice.splits * 2 * 4 * (g.d_v + 2);
+  const bool all_seen = info.visible_pairs.value == (Count{g.total_q} * g.h_q * g.s_k).value;
+  info.slow_memory_bytes = {(once + partial + Count{keys.value} * (g.d_qk + g.d_v) * 2).value,
+                            keys.exact && (choice.splits == 1 || all_seen)};
   info.standard_memory_bytes = core::standard_forward_bytes(resolved);
 }
 
 /// "cuda.forward.sm90.bf16.d192x128": the head dimensions computed with. ".packed": several query
-/// heads in one tile. ".short": 16 rows a warp.
+/// heads in one tile. ".split": keys in parts, and a merge. ".short": 16 rows a warp.
 std::string kernel_name(const sm90::ForwardChoice& choice) {
   const sm90::ForwardInstance& instance = *choice.instance;
   std::string name = "cuda.forward.sm90.";
@@ -99,7 +105,8 @@ std::string kernel_name(const sm90::ForwardChoice& choice) {
   name += ".d" + std::to_string(instance.tile.d_qk) + "x" + std::to_string(instance.tile.d_v);
   if (instance.is_short) return name + ".short";
   if (choice.modified) name += ".score";
-  return choice.warpgroup.packed() ? name + ".packed" : name;
+  if (choice.warpgroup.packed()) name += ".packed";
+  return choice.splits > 1 ? name + ".split" : name;
 }
 
 }  // namespace
@@ -155,10 +162,11 @@ Result<core::Draft> plan_on(const core::Resolved& resolved, const DeviceFacts& d
   info.kernel = choice.instance != nullptr ? kernel_name(choice) : "cuda.forward.nothing";
   info.rows = choice.rows;
   info.keys = choice.keys;
-  info.work_items = choice.query_tiles;
+  info.splits = choice.splits;
+  info.work_items = choice.query_tiles * choice.splits;
   info.threads = choice.threads;
   info.grid = choice.blocks;
-  info.workspace_bytes = choices.status_bytes + sm90::forward_workspace_bytes(arguments);
+  info.workspace_bytes = choices.status_bytes + choice.workspace_bytes;
   if (choice.instance != nullptr) fill_figures(resolved, choice, info);
   draft.choices = std::make_shared<Choices>(std::move(choices));
   return draft;

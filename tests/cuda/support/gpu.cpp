@@ -128,7 +128,8 @@ void GpuForward::collect(const Instance& x, Results& results) const {
 }
 
 bool is_kernel(const std::string& name, const std::string& ending) {
-  const bool special = name.ends_with(".packed") || name.ends_with(".short");
+  const bool special =
+      name.ends_with(".packed") || name.ends_with(".short") || name.ends_with(".split");
   return ending.empty() ? !special : name.ends_with(ending);
 }
 
@@ -159,6 +160,14 @@ Status run_on_gpu(const Instance& x, Results& results) {
   EXPECT_TRUE(std::all_of(after.end() - kGuard, after.end(), poisoned))
       << "written past the workspace";
   return status;
+}
+
+std::int64_t splits_of(const Instance& x) {
+  const Results results = gpu_results(x);
+  const GpuForward gpu(x, results);
+  const auto planned = plan(make_problem(gpu.tensors(), x.c.options));
+  EXPECT_TRUE(planned.ok()) << (planned ? "" : to_string(planned.error()));
+  return planned ? planned->info().splits : 0;
 }
 
 std::vector<std::byte> bits_of(const Results& results) {

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "cuda/backend/device.hpp"
 #include "support/case.hpp"
 
 namespace abacist::testing {
@@ -31,6 +32,16 @@ inline constexpr Device kGpu{DeviceType::cuda, 0};
 /// Whether a plan's kernel is the one that a test is for: the end of its name, "" for tiles of one
 /// head.
 bool is_kernel(const std::string& name, const std::string& ending);
+
+/// Plans are made as for a GPU with few multiprocessors, where no keys need to be split; its blocks
+/// then take several query tiles each.
+class FewMultiprocessors {
+ public:
+  explicit FewMultiprocessors(int count) { cuda::assume_multiprocessors(count); }
+  ~FewMultiprocessors() { cuda::assume_multiprocessors(0); }
+  FewMultiprocessors(const FewMultiprocessors&) = delete;
+  FewMultiprocessors& operator=(const FewMultiprocessors&) = delete;
+};
 
 /// Makes a GPU the current one, and the one before afterwards.
 class CurrentGpu {
@@ -104,6 +115,9 @@ Results gpu_results(const Instance& instance);
 /// Plans, runs on a stream of its own with a poisoned workspace of exactly the planned size, waits,
 /// and checks that nothing was written beside outputs and workspace.
 Status run_on_gpu(const Instance& instance, Results& results);
+
+/// Parts that the plan cuts the keys into.
+std::int64_t splits_of(const Instance& instance);
 
 /// The bits of O and LSE.
 std::vector<std::byte> bits_of(const Results& results);

@@ -53,13 +53,14 @@ struct ForwardArguments {
   ForwardGeometry geometry;
   ForwardMask mask;
   ForwardScore score;
-  void* workspace = nullptr;   // forward_workspace_bytes, 256-byte aligned, any content
+  void* workspace = nullptr;   // ForwardChoice::workspace_bytes, 256-byte aligned, any content
   int disabled_fast_path = 0;  // tests: 1 = always the true running maximum
   int no_short_shapes = 0;     // tests: 1 = the shapes for long sequences also for short ones
   int tile_order = 0;  // tests: 0 = as the schedule decides, 2 = from a counter in the workspace
   // Tests: what the rows of a tile are. 0 = as the problem says, 1 = one head's, 2 = with the heads
   // of every group packed, 3 = 16 of one head (short.cuh) where d allows.
   int row_choice = 0;
+  int splits = 0;  // tests: 0 = as the problem says, 1 = none, more = so many parts of the keys
 };
 
 struct ForwardStatus {
@@ -67,8 +68,6 @@ struct ForwardStatus {
   const char* reason = "";
   cudaError_t cuda = cudaSuccess;
 };
-
-size_t forward_workspace_bytes(const ForwardArguments& arguments);
 
 struct ForwardInstance;
 
@@ -93,6 +92,8 @@ struct ForwardChoice {
   int64_t positions = 0;        // of a tile
   int threads = 0, blocks = 0;  // of the launch
   int64_t query_tiles = 0;      // of all heads; varlen: at most
+  int splits = 1;               // of each query tile's keys; a merge follows
+  size_t workspace_bytes = 0;
 };
 
 // Of pointers only whether they are null counts: what a plan needs, without memory or a GPU.
@@ -103,8 +104,14 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
 // what runs there.
 cudaError_t load_forward(const ForwardChoice& choice);
 
-// Enqueues the forward pass on `stream`: no allocation, no synchronisation. After a status other
-// than ok nothing has been launched (a cuda_error of the launch itself excepted).
+// Enqueues the forward pass on `stream`: no allocation, no synchronisation. `choice` is that of the
+// same problem. After a status other than ok nothing has been launched (a cuda_error of the launch
+// itself excepted).
+ForwardStatus launch_forward(const ForwardArguments& arguments, const ForwardChoice& choice,
+                             cudaStream_t stream);
+
+// Both for the current device, without a plan: for tests and benchmarks of the kernel alone.
+size_t forward_workspace_bytes(const ForwardArguments& arguments);
 ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream);
 
 }  // namespace abacist::cuda::sm90

@@ -20,13 +20,17 @@ struct ForwardTile {
   int q_stages;  // Q buffers. One and not all in registers: query tiles are not chained
   int longest;   // chosen for lengths up to this; 0: any
   bool staged;   // P is packed, and P V waited for, under the last quarter of the exponentials
-  // Query heads of a group may share a tile. Kernels of their own: what asks for the place of each
-  // row (RowPlace) costs a change of query tile a hundred instructions.
+  // Query heads of a group may share a tile. Only in kernels that can modify scores: what asks for
+  // the place of each row (RowPlace) costs a change of query tile a hundred instructions.
   bool packs = false;
+  // Keys may be cut into parts, of which unfinished rows are left (partial.cuh). Packs, too.
+  // Kernels of their own: asking whether there are parts cost the others up to 4%.
+  bool splits = false;
 
-  constexpr ForwardTile with_packs(bool packed) const {
+  constexpr ForwardTile with(bool packed, bool split) const {
     ForwardTile tile = *this;
     tile.packs = packed;
+    tile.splits = split;
     return tile;
   }
   constexpr int rows() const { return groups * 64; }
@@ -38,9 +42,8 @@ struct ForwardTile {
   constexpr int v_panels() const { return ceil_div(d_v, 64); }
   constexpr int q_bytes() const { return rows() * qk_panels() * 128; }
   constexpr int k_bytes() const { return keys * qk_panels() * 128; }
-  constexpr bool staged_output() const {
-    return chained();
-  }  // O goes through shared memory of its own
+  // O goes through shared memory of its own.
+  constexpr bool staged_output() const { return chained() && !splits; }
   constexpr int o_bytes() const { return staged_output() ? rows() * v_panels() * 128 : 0; }
   constexpr int v_bytes() const { return keys * v_panels() * 128; }
   // Registers after setmaxnreg: the sum over warpgroups is at most 512. With 32 the producer of
@@ -68,6 +71,9 @@ inline constexpr ForwardTile kForwardTiles[] = {
     {256, 256, 2, 80, 2, 4, 1, 0, true},  // 224 KB of shared memory: nothing larger fits
 };
 inline constexpr int kForwardTileCount = sizeof(kForwardTiles) / sizeof(kForwardTiles[0]);
+
+// Parts that the keys of a query tile are cut into at most.
+inline constexpr int kMostSplits = 256;
 
 // The kernel for short sequences (short.cuh): blocks of four warps, each with 16 rows of its own.
 inline constexpr int kShortThreads = 128;

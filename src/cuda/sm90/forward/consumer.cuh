@@ -202,7 +202,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       }
       auto modify = [&](int n) {
         if (Modified && p.modified) {
-          const int shift = (p.top_left ? 0 : w.len_k - w.len_q) - n * kKeys - 2 * (lane() % 4);
+          // In a split keys count from its first one.
+          const int aligned = Tile.splits ? w.first + p.left : p.top_left ? 0 : w.len_k - w.len_q;
+          const int shift = aligned - n * kKeys - 2 * (lane() % 4);
           float slope0 = 0.0f, slope1 = 0.0f;
           if (p.alibi_slopes) {  // one after the other: few registers are left
             slope0 = p.alibi_slopes[RowPlace<Tile.packs>(p, w, first_row()).head];

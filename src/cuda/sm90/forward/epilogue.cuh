@@ -4,6 +4,7 @@
 
 #include "../../ptx/sm90.cuh"
 #include "params.cuh"
+#include "partial.cuh"
 #include "softmax.cuh"
 
 namespace abacist::cuda::sm90 {
@@ -44,28 +45,19 @@ __device__ __forceinline__ void find_not_finite(const float (&o)[N], bool& row0,
   row1 = !(zero[2] + zero[3] == 0.0f);
 }
 
-// Whether row r of a tile is to be written: it is one, and, in a redo, one of those that
-// overflowed. All others keep what they have: a row's bits do not depend on its neighbours.
-template <bool Packs>
-__device__ __forceinline__ bool is_written(const Work& w, const RowPlace<Packs>& place, int r) {
-  if (w.mode != Work::redo) return place.valid;
-  // Volatile: not read ahead of the question, while it may be written.
-  const volatile uint32_t& wrong = w.parts[r / 64].redo_rows[r / 16 % 4][r / 8 % 2];
-  return place.valid && (wrong >> r % 8 * 4 & 15);
-}
-
 // What the epilogue needs to know of a thread's two rows once their last softmax is done.
 struct RowEnds {
   float factor0, factor1;  // the result is o * factor; 0 if no key was seen, or if l overflowed
   bool check0, check1;     // O or l may have overflowed, look at them; by any thread of the row
 };
 
-// LSE of rows r and r + 8 of a tile.
+// LSE of rows r and r + 8 of a tile, or, of a split, maximum and sum.
 template <ForwardTile Tile>
 __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w, int r, float m0,
                                           float l0, float m1, float l1) {
   // Code of its own for what most tiles are, where registers allow.
-  if ((Tile.chained() || !Tile.packs) && !(Tile.packs && p.row_heads > 1) && w.mode != Work::redo) {
+  if ((Tile.chained() || !Tile.packs) && !Tile.splits && !(Tile.packs && p.row_heads > 1) &&
+      w.mode != Work::redo) {
     const int i = w.position + r;
     float* lse = p.lse + w.batch * p.lse_stride_b + w.head * p.lse_stride_h + w.q_offset + i;
     if (i < w.len_q) lse[0] = lse_of(m0, l0);
@@ -76,6 +68,10 @@ __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w,
   for (int second = 0; second < 2; ++second) {  // one after the other: few registers are left
     const RowPlace<Tile.packs> place(p, w, r + 8 * second);
     if (is_written(w, place, r + 8 * second)) {
+      if constexpr (Tile.splits) {
+        partial_sums(p, w)[partial_row(p, w, place)] = second ? float2{m1, l1} : float2{m0, l0};
+        continue;
+      }
       p.lse[w.batch * p.lse_stride_b + place.head * p.lse_stride_h + w.q_offset + place.position] =
           second ? lse_of(m1, l1) : lse_of(m0, l0);
     }
@@ -109,14 +105,14 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
     if (empty1) m1 = -INFINITY, l1 = 1.0f;
   }
   float scaled0 = 1.0f, scaled1 = 1.0f;
-  if (p.sinks) {
+  if (!Tile.splits && p.sinks) {  // they join when all splits are there
     scaled0 = add_sink(p.sinks[RowPlace<Tile.packs>(p, w, r).head] * 1.4426950408889634f, m0, l0);
     scaled1 =
         add_sink(p.sinks[RowPlace<Tile.packs>(p, w, r + 8).head] * 1.4426950408889634f, m1, l1);
   }
   ends.factor0 = empty0 ? 0.0f : __fdividef(scaled0, l0);
   ends.factor1 = empty1 ? 0.0f : __fdividef(scaled1, l1);
-  if (p.lse && lane % 4 == 0) write_lse<Tile>(p, w, r, m0, l0, m1, l1);
+  if ((Tile.splits || p.lse) && lane % 4 == 0) write_lse<Tile>(p, w, r, m0, l0, m1, l1);
   return ends;
 }
 
@@ -311,7 +307,9 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int 
       *static_cast<volatile int*>(redo) = 1;
     }
   }
-  if constexpr (Tile.staged_output()) {
+  if constexpr (Tile.splits) {
+    store_partial_rows<Tile.d_v>(p, w, r, lane, o);
+  } else if constexpr (Tile.staged_output()) {
     store_rows_staged<Tile, Element>(p, w, warp_row, lane, o, ends.factor0, ends.factor1, staging,
                                      plain);
   } else {
@@ -325,9 +323,9 @@ __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, Work& w
                                                  int lane, char* staging, int* redo) {
   const float o[Tile.d_v / 2] = {};
   const int r = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
-  store_rows<Tile, Element>(p, w, group, lane, o,
-                            end_rows<Tile, Element>(p, w, r, lane, RowState{}), staging, redo,
-                            false);
+  const RowEnds ends = end_rows<Tile, Element>(p, w, r, lane, RowState{});
+  if constexpr (Tile.splits) return;  // nobody reads such a row's O
+  store_rows<Tile, Element>(p, w, group, lane, o, ends, staging, redo, false);
 }
 
 }  // namespace abacist::cuda::sm90

@@ -2,8 +2,9 @@
 
     python3 generate_instances.py FOLDER [INSTANCE...]     e.g. bf16_3 f16_0m; default: all
 
-An instance is a type, an index into kForwardTiles (config.hpp), and nothing more, "p" if query heads can be packed into
-a tile, "m" if scores can be modified (softcap, ALiBi), too; or a type, "s" and the width computed with (short.cuh).
+An instance is a type, an index into kForwardTiles (config.hpp), and nothing more, "m" if scores can be modified
+(softcap, ALiBi) and query heads packed into a tile, "k" if keys are split, too; or a type, "s" and the width computed
+with (short.cuh).
 Prints the names; files that would not change are left alone."""
 
 import pathlib
@@ -12,14 +13,14 @@ import sys
 ELEMENTS = {"bf16": "__nv_bfloat16", "f16": "__half"}
 PLAIN = range(8)
 MODIFIED = (0, 2, 3, 5, 6)  # the other shapes would spill
-PACKED = (4,)  # for the others those of MODIFIED do
+SPLIT = (0, 3, 6)  # for 96 and 192, too: what is split waits for memory, not for arithmetic
 SHORT = (64, 128)
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 def all_instances():
-    others = sorted([f"{i}m" for i in MODIFIED] + [f"{i}p" for i in PACKED])
-    shapes = [str(i) for i in PLAIN] + others + [f"s{d}" for d in SHORT]
+    shapes = [str(i) for i in PLAIN] + [f"{i}m" for i in MODIFIED] + [f"{i}k" for i in SPLIT]
+    shapes += [f"s{d}" for d in SHORT]
     return [f"{element}_{shape}" for shape in shapes for element in ELEMENTS]
 
 
@@ -28,9 +29,8 @@ def unit(name):
     if shape.startswith("s"):
         maker = f"make_short_instance<{shape[1:]}, {ELEMENTS[element]}>"
     else:
-        modified = "true" if shape.endswith("m") else "false"
-        packs = "false" if shape.isdigit() else "true"
-        maker = f"make_forward_instance<{shape.rstrip('mp')}, {ELEMENTS[element]}, {modified}, {packs}>"
+        modified, splits = (str(shape[-1] in kinds).lower() for kinds in ("mk", "k"))
+        maker = f"make_forward_instance<{shape.rstrip('mk')}, {ELEMENTS[element]}, {modified}, {splits}>"
     return f"""#include "{HERE}/instance.cuh"
 namespace abacist::cuda::sm90 {{
 extern const ForwardInstance forward_{name} = {maker}();

@@ -6,12 +6,12 @@
 
 namespace abacist::cuda::sm90 {
 
-template <int Shape, class Element, bool Modified, bool Packs>
+template <int Shape, class Element, bool Modified, bool Splits>
 ForwardInstance make_forward_instance() {
-  constexpr ForwardTile Tile = kForwardTiles[Shape].with_packs(Packs);
+  constexpr ForwardTile Tile = kForwardTiles[Shape].with(Modified, Splits);
   return {std::is_same_v<Element, __half> ? ForwardType::f16 : ForwardType::bf16, Modified, Tile,
           sizeof(SharedStorage<Tile>),
-          reinterpret_cast<const void*>(&forward_kernel<Shape, Element, Modified, Packs>)};
+          reinterpret_cast<const void*>(&forward_kernel<Shape, Element, Modified, Splits>)};
 }
 
 template <int D, class Element>

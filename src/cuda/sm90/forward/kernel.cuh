@@ -40,10 +40,10 @@
 namespace abacist::cuda::sm90 {
 
 // (The shape itself as a template argument of a __global__ function breaks nvcc 13.0's host stub.)
-template <int Shape, class Element, bool Modified, bool Packs>
+template <int Shape, class Element, bool Modified, bool Splits>
 __global__ void __launch_bounds__(kForwardTiles[Shape].threads(), 1)
     forward_kernel(const __grid_constant__ ForwardParams p) {
-  constexpr ForwardTile Tile = kForwardTiles[Shape].with_packs(Packs);
+  constexpr ForwardTile Tile = kForwardTiles[Shape].with(Modified, Splits);
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Tile>*>(shared_bytes);
   ptx::launch_dependents();

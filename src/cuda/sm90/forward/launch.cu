@@ -8,7 +8,9 @@
 
 #include "arguments.hpp"
 #include "instance.hpp"
+#include "merge.hpp"
 #include "params.cuh"
+#include "rows.hpp"
 
 namespace abacist::cuda::sm90 {
 namespace {
@@ -72,17 +74,18 @@ ForwardStatus refuse(const char* reason) {
 
 // The narrowest shape that fits; of several for it, the first whose length fits, else the last.
 // (With softcap or ALiBi the long shapes of d 64, 192/128 and 256 would spill, so they are not
-// built. Packed heads run in the shapes with softcap and ALiBi, and in one of their own at
-// 192/128.)
+// built. Packed heads run in the shapes with softcap and ALiBi, split keys in kernels of three
+// widths.)
+enum class Serves { plain, packed, split };
 const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes,
-                                     bool packed = false) {
+                                     Serves what = Serves::plain) {
   const ForwardInstance* chosen = nullptr;
   for (int i = 0; i < kForwardInstanceCount; ++i) {
     const ForwardInstance& candidate = *kForwardInstances[i];
     const ForwardTile& tile = candidate.tile;
     // Kernels that can do more are slower.
-    const bool serves = packed ? tile.packs && (candidate.modified || !modified)
-                               : candidate.modified == modified && (modified || !tile.packs);
+    const bool able = what == Serves::plain ? candidate.modified == modified : tile.packs;
+    const bool serves = able && tile.splits == (what == Serves::split);
     if (candidate.is_short || candidate.type != g.type || !serves || g.d_qk > tile.d_qk ||
         g.d_v > tile.d_v)
       continue;
@@ -121,47 +124,6 @@ int count_paired_heads(int64_t heads, int64_t tiles_per_head, int64_t blocks) {
          (heads - paired) * tiles_per_head + paired / 2 * tiles_per_head % blocks < 2 * blocks)
     paired -= 2;
   return int(paired);
-}
-
-// As many query heads of a kv head as fit into 64 rows, in equal parts.
-ForwardRows packed_rows(int64_t group) {
-  const int64_t parts = (group + 63) / 64, heads = (group + parts - 1) / parts;
-  return {int(heads), int(64 / heads)};
-}
-
-// What the query tiles of a problem cost, each with the same keys.
-struct TileCost {
-  int64_t tiles;
-  int64_t time;  // of the SM with the most to do; a tile with one busy warpgroup: 4
-};
-
-// Lengths on the device: of the same sum.
-TileCost cost_of(const ForwardGeometry& g, const ForwardRows& rows, int groups,
-                 int multiprocessors) {
-  const int64_t positions = int64_t{groups} * rows.positions;
-  const auto tiles_for = [&](int64_t s) { return (s + positions - 1) / positions; };
-  int64_t tiles = g.b * tiles_for(g.s_q);
-  if (g.cu_seqlens_q) tiles = std::min(tiles, tiles_for(g.total_q) + g.b);
-  tiles *= rows.tile_heads(g.h_q, g.h_k);
-  const int64_t busy = (std::min(g.s_q, positions) + rows.positions - 1) / rows.positions;
-  return {tiles, (tiles + multiprocessors - 1) / multiprocessors * (3 + busy)};
-}
-
-// Heads are packed if that takes an eighth less time, or as long with an eighth fewer tiles and so
-// fewer bytes. Measured (H200, 64 heads on 8, 8k to 32k keys, docs/kernels/sm90-forward.md): 4
-// times faster at 1 to 16 queries, 1.5 at 64, 1.16 at 100; with every tile in one wave 0.8 at 64,
-// the second warpgroup being busy, too.
-ForwardRows choose_rows(const ForwardArguments& arguments, const ForwardTile& tile,
-                        const ForwardTile& packed_tile, int multiprocessors) {
-  const ForwardGeometry& g = arguments.geometry;
-  const ForwardRows plain, packed = packed_rows(g.h_q / g.h_k);
-  if (!packed.packed() || arguments.row_choice == 1) return plain;
-  if (arguments.row_choice == 2) return packed;
-  const TileCost before = cost_of(g, plain, tile.groups, multiprocessors);
-  const TileCost after = cost_of(g, packed, packed_tile.groups, multiprocessors);
-  const bool faster = 8 * after.time <= 7 * before.time;
-  const bool lighter = after.time == before.time && 8 * after.tiles <= 7 * before.tiles;
-  return faster || lighter ? packed : plain;
 }
 
 // Sequences and rows of the tensors: a varlen batch is one long sequence.
@@ -232,8 +194,13 @@ void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice,
   p.row_heads = rows.heads;
   p.row_positions = rows.positions;
   p.row_divisor = (65536 + rows.heads - 1) / rows.heads;
-  p.tile_heads = int(choice.tile_heads);
-  p.tile_heads_per_kv_head = int(choice.tile_heads / g.h_k);
+  p.splits = choice.splits;
+  if (choice.splits > 1) {
+    p.partials = static_cast<float*>(arguments.workspace);
+    p.partial_rows = int(partial_rows(g));
+  }
+  p.tile_heads = int(choice.tile_heads * choice.splits);
+  p.tile_heads_per_kv_head = int(choice.tile_heads / g.h_k * choice.splits);
   p.q_slice_bytes = rows.heads * rows.positions * choice.instance->tile.qk_panels() * 128;
   p.s_q = int(g.s_q);
   p.s_k = int(g.s_k);
@@ -246,12 +213,12 @@ void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice,
   p.top_left = arguments.mask.top_left;
   p.always_online = arguments.disabled_fast_path;
 
-  const int64_t heads = g.b * choice.tile_heads;
+  const int64_t heads = g.b * p.tile_heads;
   p.tiles_per_head = int(choice.tiles_per_head);
-  p.tile_count = int(choice.query_tiles);
+  p.tile_count = int(choice.query_tiles * choice.splits);
   // Heads of one section share the L2: their K and V should take at most 24 of its 50 MB.
   const int64_t head_bytes =
-      std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / choice.tile_heads);
+      std::max<int64_t>(1, g.s_k * (g.d_qk + g.d_v) * 2 * g.h_k / p.tile_heads);
   p.heads_per_section = int(std::clamp<int64_t>((int64_t(24) << 20) / head_bytes, 1, heads));
   p.order = choose_order(arguments, choice.tiles_per_head);
   if (p.order == 1) {
@@ -277,15 +244,10 @@ cudaError_t enqueue(const ForwardChoice& choice, ShortParams& p, cudaStream_t st
   return cudaLaunchKernelExC(&launch, choice.instance->kernel, kernel_arguments);
 }
 
-}  // namespace
+constexpr int64_t kMostTiles = int64_t(1) << 30;
 
-size_t forward_workspace_bytes(const ForwardArguments&) { return 0; }
-
-ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocessors,
-                             ForwardChoice& choice) {
+ForwardStatus check_sizes(const ForwardArguments& arguments) {
   const ForwardGeometry& g = arguments.geometry;
-  choice = {};
-  if (g.b == 0 || g.h_q == 0 || g.s_q == 0) return {};
   if (g.b < 0 || g.h_q < 0 || g.h_k < 1 || g.s_q < 0 || g.s_k < 0 || g.h_q % g.h_k != 0) {
     return {ForwardStatus::invalid, "lengths must not be negative and h_q a multiple of h_k",
             cudaSuccess};
@@ -295,31 +257,64 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
       g.total_k > kLongest * 4) {
     return refuse("sequences longer than 2^28 tokens, or more than 2^30 in all");
   }
-  constexpr int64_t kMostTiles = int64_t(1) << 30;
   if (g.h_q > kMostTiles) return refuse("more than 2^30 query heads");
   if (g.b > kMostTiles / g.h_k) return refuse("more than 2^30 query tiles");  // a kv head has one
   if (g.d_qk < 8 || g.d_v < 8 || g.d_qk % 8 || g.d_v % 8)
     return refuse("head dimensions must be multiples of 8");
+  if (!(arguments.score.softcap >= 0))
+    return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
+  return {};
+}
+
+// Instance, rows and splits.
+ForwardStatus choose_instance(const ForwardArguments& arguments, int multiprocessors,
+                              ForwardChoice& choice) {
+  const ForwardGeometry& g = arguments.geometry;
   const ForwardScore& score = arguments.score;
   // Scales of 0 and below are for those kernels, too: they scale before they mask, and so tell a
   // score of -inf, which turns to NaN or +inf, from a masked one.
   const bool modified = score.softcap != 0 || score.alibi_slopes || score.scale <= 0;
-  if (!(score.softcap >= 0))
-    return {ForwardStatus::invalid, "softcap must not be negative", cudaSuccess};
-  const ForwardInstance* instance = find_short_instance(arguments);
-  if (!instance) instance = find_instance(g, modified, !arguments.no_short_shapes);
-  if (!instance) return refuse("no kernel for this head dimension and type");
-  if (!instance->is_short) {
-    const ForwardInstance* packed = find_instance(g, modified, !arguments.no_short_shapes, true);
-    if (packed)
-      choice.warpgroup = choose_rows(arguments, instance->tile, packed->tile, multiprocessors);
-    if (arguments.row_choice == 2 && !packed)
-      return refuse("no kernel for packed heads of this head dimension and type");
-    if (choice.warpgroup.packed()) instance = packed;
-  }
-  const ForwardTile& tile = instance->tile;
-  choice.instance = instance;
   choice.modified = modified;
+  choice.instance = find_short_instance(arguments);
+  if (choice.instance) return {};
+  const auto find = [&](Serves what) {
+    return find_instance(g, modified, !arguments.no_short_shapes, what);
+  };
+  const ForwardInstance* const plain = find(Serves::plain);
+  const ForwardInstance* const packed = find(Serves::packed);
+  const ForwardInstance* const split = find(Serves::split);
+  if (!plain) return refuse("no kernel for this head dimension and type");
+  if (packed) choice.warpgroup = choose_rows(arguments, plain->tile, packed->tile, multiprocessors);
+  if (arguments.row_choice == 2 && !packed)
+    return refuse("no kernel for packed heads of this head dimension and type");
+  choice.instance = choice.warpgroup.packed() ? packed : plain;
+  if (arguments.splits > (split ? kMostSplits : 1)) return refuse("too many splits of the keys");
+  if (split) {
+    const ForwardSplit chosen = choose_split(arguments, choice.instance->tile, split->tile,
+                                             choice.warpgroup, multiprocessors);
+    if (chosen.splits > 1) {
+      choice.instance = split;
+      choice.warpgroup = chosen.rows;
+      choice.splits = chosen.splits;
+      choice.workspace_bytes = partial_bytes(g, chosen.splits);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocessors,
+                             ForwardChoice& choice) {
+  const ForwardGeometry& g = arguments.geometry;
+  choice = {};
+  if (g.b == 0 || g.h_q == 0 || g.s_q == 0) return {};
+  ForwardStatus status = check_sizes(arguments);
+  if (status.code == ForwardStatus::ok)
+    status = choose_instance(arguments, multiprocessors, choice);
+  if (status.code != ForwardStatus::ok) return status;
+  const ForwardInstance* const instance = choice.instance;
+  const ForwardTile& tile = instance->tile;
   choice.keys = tile.keys;
   if (instance->is_short) {
     choice.rows = choice.positions = kShortRows;
@@ -332,35 +327,61 @@ ForwardStatus choose_forward(const ForwardArguments& arguments, int multiprocess
     choice.threads = tile.threads();
   }
   choice.tiles_per_head = (g.s_q + choice.positions - 1) / choice.positions;
-  if (g.b > kMostTiles / choice.tile_heads / choice.tiles_per_head)
+  if (g.b > kMostTiles / choice.splits / choice.tile_heads / choice.tiles_per_head)
     return refuse("more than 2^30 query tiles");
   choice.query_tiles = g.b * choice.tile_heads * choice.tiles_per_head;
   if (instance->is_short) {
     constexpr int kWarps = kShortThreads / 32;
     choice.blocks = int((choice.query_tiles + kWarps - 1) / kWarps);
   } else {
-    choice.blocks = int(std::min<int64_t>(multiprocessors, choice.query_tiles));
+    choice.blocks = int(std::min<int64_t>(multiprocessors, choice.query_tiles * choice.splits));
   }
   return {};
 }
 
-cudaError_t load_forward(const ForwardChoice& choice) {
-  if (!choice.instance) return cudaSuccess;
-  return cudaFuncSetAttribute(choice.instance->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              int(choice.instance->shared_bytes));
+static cudaError_t allow_shared_bytes(const ForwardInstance& instance) {
+  return cudaFuncSetAttribute(instance.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              int(instance.shared_bytes));
 }
 
-ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
-  const ForwardGeometry& g = arguments.geometry;
-  const ForwardOperands& t = arguments.operands;
+cudaError_t load_forward(const ForwardChoice& choice) {
+  if (!choice.instance) return cudaSuccess;
+  const cudaError_t error = choice.splits > 1 ? load_merge(choice.instance->type) : cudaSuccess;
+  return error != cudaSuccess ? error : allow_shared_bytes(*choice.instance);
+}
+
+// On the current device.
+static ForwardStatus choose_here(const ForwardArguments& arguments, ForwardChoice& choice) {
   int device = 0, multiprocessors = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)
     error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
+  return choose_forward(arguments, multiprocessors, choice);
+}
+
+size_t forward_workspace_bytes(const ForwardArguments& arguments) {
   ForwardChoice choice;
-  const ForwardStatus chosen = choose_forward(arguments, multiprocessors, choice);
-  if (chosen.code != ForwardStatus::ok || !choice.instance) return chosen;
+  choose_here(arguments, choice);
+  return choice.workspace_bytes;
+}
+
+ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t stream) {
+  ForwardChoice choice;
+  const ForwardStatus chosen = choose_here(arguments, choice);
+  if (chosen.code != ForwardStatus::ok) return chosen;
+  const cudaError_t error = load_forward(choice);
+  if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
+  return launch_forward(arguments, choice, stream);
+}
+
+ForwardStatus launch_forward(const ForwardArguments& arguments, const ForwardChoice& choice,
+                             cudaStream_t stream) {
+  const ForwardGeometry& g = arguments.geometry;
+  const ForwardOperands& t = arguments.operands;
+  if (!choice.instance) return {};
+  if (choice.workspace_bytes > 0 && !arguments.workspace)
+    return {ForwardStatus::invalid, "a split over keys needs a workspace", cudaSuccess};
   const auto [q_b, q_s, k_b, k_s] = extents_of(g);
   if (!tma_strides_fit(t.q, q_s, g.h_q, q_b, t.q_stride) ||
       !tma_strides_fit(t.k, k_s, g.h_k, k_b, t.k_stride) ||
@@ -378,9 +399,11 @@ ForwardStatus launch_forward(const ForwardArguments& arguments, cudaStream_t str
       return {ForwardStatus::cuda_error, "the driver has no cuTensorMapEncodeTiled", cudaSuccess};
     if (!encode_maps(arguments, choice, p)) return refuse("TMA does not accept these strides");
   }
-  error = load_forward(choice);
+  cudaError_t error = allow_shared_bytes(*choice.instance);
   if (error == cudaSuccess && p.tile_counter) error = cudaMemsetAsync(p.tile_counter, 0, 4, stream);
   if (error == cudaSuccess) error = enqueue(choice, p, stream);
+  if (error == cudaSuccess && choice.splits > 1)
+    error = launch_merge(arguments, choice.splits, stream);
   if (error != cudaSuccess) return {ForwardStatus::cuda_error, cudaGetErrorString(error), error};
   return {};
 }

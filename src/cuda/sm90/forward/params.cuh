@@ -47,6 +47,11 @@ struct ForwardParams {
   int paired_heads, odd_pairs;
   int never;          // 0: a branch on it ends a block of instructions (consumer.cuh)
   int always_online;  // never freeze the maximum (tests, and the redo path)
+  // A split over keys, in kernels for that: tile heads are `splits` times as many, side by side,
+  // and each leaves unfinished rows (partial.cuh) for merge.cu.
+  int splits;
+  float* partials;  // [splits]
+  int partial_rows;
 };
 
 // Beside that, what short.cuh needs: it does not load by TMA.
@@ -99,7 +104,10 @@ struct alignas(16) Work {
     int full_begin, full_end;      // those without masked elements
     int frozen_begin, frozen_end;  // those done with a frozen maximum
     int traits;                    // of Trait
-    float* lse;                    // parts[0]: of the first position; null: none is wanted
+    union {
+      float* lse;       // parts[0]: of the first position; null: none is wanted
+      float* partials;  // parts[1]: of the split (partial.cuh)
+    };
     // The rows whose result is to be replaced in a redo: for each warp a bit a lane, for the first
     // and for the second of the two rows of which the lane has a part.
     uint32_t redo_rows[4][2];

@@ -100,11 +100,11 @@ __device__ __forceinline__ void describe_part(const ForwardParams& p, const Mask
 
 template <ForwardTile Tile>
 __device__ __forceinline__ void describe_traits(const ForwardParams& p, Work& w) {
-  const bool unpacked = !Tile.packs || p.row_heads == 1;
+  const bool ordinary = !Tile.splits && (!Tile.packs || p.row_heads == 1);
   int traits = 0;
   if (w.mode == Work::normal && !w.some_empty && w.begin < w.end) {
-    if (unpacked && !p.sinks) traits |= Work::plain_end;
-    if (unpacked && (!p.cu_seqlens_q || w.rows >= Tile.rows())) traits |= Work::plain_store;
+    if (ordinary && !p.sinks) traits |= Work::plain_end;
+    if (ordinary && (!p.cu_seqlens_q || w.rows >= Tile.rows())) traits |= Work::plain_store;
     const int last = min(positions_of<Tile>(p) * Tile.groups, w.rows) - 1;
     if (w.position + last + w.first <= w.begin * Tile.keys) traits |= Work::same_first;
   }
@@ -120,6 +120,25 @@ __device__ __forceinline__ void describe_traits(const ForwardParams& p, Work& w)
   w.parts[0].lse = lse;
 }
 
+// One of `splits` equal ranges of the key tiles that a query tile visits, as if it were a sequence
+// of its own: keys count from its first one on. Rows that see none of them are empty, which is what
+// all of them are where there are fewer tiles than splits.
+template <ForwardTile Tile>
+__device__ __forceinline__ void take_split(const ForwardParams& p, int split, MaskRule& rule,
+                                           Work& w) {
+  const int last = min(w.position + Tile.groups * positions_of<Tile>(p), w.len_q) - 1;
+  const int begin = rule.row_begin(w.position) / Tile.keys;
+  const int tiles = max(ceil_div(rule.row_end(last), Tile.keys) - begin, 0);
+  const int from = (begin + tiles * split / p.splits) * Tile.keys;
+  const int to = (begin + tiles * (split + 1) / p.splits) * Tile.keys;
+  w.k_offset += from;
+  w.len_k = max(min(w.len_k, to) - from, 0);
+  rule.first -= from;
+  rule.end -= from;
+  rule.len_k = w.len_k;
+  w.parts[1].partials = p.partials + int64_t(split) * p.partial_rows * (p.d_v + 2);
+}
+
 // Fills `w` for one query tile; false if it has no rows (shorter sequences of a varlen batch).
 template <ForwardTile Tile>
 __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_head, int index,
@@ -131,10 +150,16 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   if (w.batch >= p.b) return false;
   const int tile_head = all_head - w.batch * p.tile_heads;
   w.kv_head = tile_head / p.tile_heads_per_kv_head;
-  const int ahead =
-      (tile_head - w.kv_head * p.tile_heads_per_kv_head) * (Tile.packs ? p.row_heads : 1);
+  int ahead = tile_head - w.kv_head * p.tile_heads_per_kv_head, split = 0;
+  if constexpr (Tile.splits) {
+    split = ahead % p.splits;
+    ahead /= p.splits;
+  }
+  if constexpr (Tile.packs) {
+    ahead *= p.row_heads;
+    w.heads = min(p.row_heads, p.heads_per_kv_head - ahead);
+  }
   w.head = w.kv_head * p.heads_per_kv_head + ahead;
-  if constexpr (Tile.packs) w.heads = min(p.row_heads, p.heads_per_kv_head - ahead);
   w.position = index * Tile.groups * positions_of<Tile>(p);
   w.mode = p.always_online ? Work::redo : Work::normal;
   const SequencePart queries(p.cu_seqlens_q, w.batch, p.s_q, p.total_q);
@@ -146,7 +171,8 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
   if (w.position >= w.len_q) return false;
 
   w.rows = w.len_q - w.position;
-  const MaskRule rule(p, w.len_q, w.len_k);
+  MaskRule rule(p, w.len_q, w.len_k);
+  if constexpr (Tile.splits) take_split<Tile>(p, split, rule, w);
   w.first = rule.first;
   w.behind = rule.end;
   const int last = min(w.position + Tile.groups * positions_of<Tile>(p), w.len_q) - 1;
