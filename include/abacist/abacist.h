@@ -211,8 +211,8 @@ typedef struct abacist_run_options {
   void* progress_context;
 } abacist_run_options;
 
-/** Bits of a device run's status word, the first 4 bytes of its workspace: which operand in device
- *  memory broke its rules. */
+/** Bits of a device run's status word, the first 4 bytes of its workspace if the plan has lengths
+ *  in device memory: which operand there broke its rules. */
 enum abacist_device_fault {
   ABACIST_FAULT_CU_SEQLENS_Q = 1,
   ABACIST_FAULT_CU_SEQLENS_K = 2,
@@ -230,7 +230,8 @@ typedef struct abacist_plan_info {
   const char* kernel; /**< E.g. "cpu.forward.avx512"; lives as long as the plan. */
   int32_t rows;       /**< Query rows of a tile (heads of a group packed in). */
   int32_t keys;       /**< Keys of a tile. */
-  int64_t splits;     /**< Parts that the keys of a row are cut into; a function of the problem. */
+  int64_t splits;     /**< Parts that the keys of a row are cut into; a function of the problem,
+                           on a GPU of its number of multiprocessors, too. */
   int64_t work_items;
   int32_t threads;        /**< That a run uses; on a GPU those of a block. */
   int32_t grid;           /**< Blocks of the launch; 0 on the host. */

@@ -48,7 +48,8 @@ struct PlanInfo {
   std::string kernel;  ///< e.g. "cpu.forward.avx512"
   int rows = 0;        ///< query rows of a tile (heads of a group packed in)
   int keys = 0;        ///< keys of a tile
-  /// Parts that the keys of a row are cut into; a function of the problem.
+  /// Parts that the keys of a row are cut into; a function of the problem, on a GPU of its number
+  /// of multiprocessors, too.
   std::int64_t splits = 1;
   std::int64_t work_items = 0;
   int threads = 1;                  ///< that a run uses; on a GPU those of a block
@@ -119,8 +120,8 @@ class ABACIST_API Plan {
   ///     Status s = p->run(tensors, {.workspace = mine, .stream = stream});
   ///     if (s) s = p->device_status({.workspace = mine, .stream = stream});
   ///
-  /// To read it without waiting (in a graph, say), copy the first 4 bytes of the workspace: a
-  /// uint32 of DeviceFault bits, 0 if all was well.
+  /// To read it without waiting (in a graph, say), copy the first 4 bytes of the workspace of a
+  /// plan with such operands: a uint32 of DeviceFault bits, 0 if all was well.
   Status device_status(const RunOptions& options) const;
 
   struct State;  // not part of the API

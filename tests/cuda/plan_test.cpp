@@ -217,13 +217,13 @@ TEST(CudaPlan, SplitsAreInTheFigures) {
     // O, maximum and sum of each row and split, float.
     const std::int64_t partial = info.splits * 32 * 3 * (128 + 2) * 4;
     EXPECT_EQ(info.workspace_bytes, static_cast<std::size_t>(partial));
-    EXPECT_TRUE(info.slow_memory_bytes.exact);
-    EXPECT_EQ(info.slow_memory_bytes.value, info.splits * 32 * 3 * 128 * 2 +
-                                                32 * 3 * (128 * 2 + 4) + 2 * partial +
-                                                h_k * 9000 * 2 * 128 * 2);
+    // At most: rows that see no key of a split leave less, and the merge loads in groups of eight.
+    EXPECT_FALSE(info.slow_memory_bytes.exact);
+    const std::int64_t least = info.splits * 32 * 3 * 128 * 2 + 32 * 3 * (128 * 2 + 4) +
+                               2 * partial + h_k * 9000 * 2 * 128 * 2;
+    EXPECT_GE(info.slow_memory_bytes.value, least);
+    EXPECT_LE(info.slow_memory_bytes.value, least + 2 * partial + 32 * 3 * 8 * 8 * 128 * 4);
     EXPECT_TRUE(info.deterministic);
-    problem.options.mask.causal = true;  // rows without keys in the last split leave less
-    EXPECT_FALSE(plan_of(problem)->info.slow_memory_bytes.exact);
   }
 }
 

@@ -87,12 +87,12 @@ void fill_figures(const core::Resolved& resolved, const sm90::ForwardChoice& cho
                      Count{g.total_q} * g.h_q * (g.d_v * 2 + lse);
   const Figure keys = loaded_keys(resolved, choice);
   // Partial results, written and read: O, maximum and sum. Less where rows see no key of a split.
-  const Count partial = choice.splits == 1
-                            ? Count{0}
-                            : Count{g.total_q} * g.h_q * choice.splits * 2 * 4 * (g.d_v + 2);
-  const bool all_seen = info.visible_pairs.value == (Count{g.total_q} * g.h_q * g.s_k).value;
+  const Count partial =
+      choice.splits == 1
+          ? Count{0}
+          : Count{g.total_q} * g.h_q * choice.splits * 4 * (g.d_v + 2) + choice.merge_bytes;
   info.slow_memory_bytes = {(once + partial + Count{keys.value} * (g.d_qk + g.d_v) * 2).value,
-                            keys.exact && (choice.splits == 1 || all_seen)};
+                            keys.exact && choice.splits == 1};
   info.standard_memory_bytes = core::standard_forward_bytes(resolved);
 }
 

@@ -94,6 +94,7 @@ struct ForwardChoice {
   int64_t query_tiles = 0;      // of all heads; varlen: at most
   int splits = 1;               // of each query tile's keys; a merge follows
   size_t workspace_bytes = 0;
+  int64_t merge_bytes = 0;  // that the merge reads at most
 };
 
 // Of pointers only whether they are null counts: what a plan needs, without memory or a GPU.

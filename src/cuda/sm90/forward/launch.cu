@@ -297,6 +297,7 @@ ForwardStatus choose_instance(const ForwardArguments& arguments, int multiproces
       choice.warpgroup = chosen.rows;
       choice.splits = chosen.splits;
       choice.workspace_bytes = partial_bytes(g, chosen.splits);
+      choice.merge_bytes = merge_read_bytes(g, chosen.splits);
     }
   }
   return {};

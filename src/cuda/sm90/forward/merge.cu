@@ -56,13 +56,17 @@ struct MergeRow {
   }
 
  private:
+  // Asks every sequence: lengths on the device may break their rules.
   static __device__ bool has_owner(const MergeParams& p, int token) {
-    int begun = 0;  // sequences that begin at the token or before it
-    for (int n = threadIdx.x % 32; n - int(threadIdx.x % 32) < p.b; n += 32)
-      begun += __popc(__ballot_sync(0xffffffffu, n < p.b && p.cu_seqlens_q[n] <= token));
-    if (begun == 0) return false;
-    const SequencePart owner(p.cu_seqlens_q, begun - 1, p.s_q, p.total_q);
-    return token >= owner.offset && token < owner.offset + owner.length;
+    for (int begin = 0; begin < p.b; begin += 32) {
+      bool owns = false;
+      if (const int n = begin + int(threadIdx.x % 32); n < p.b) {
+        const SequencePart part(p.cu_seqlens_q, n, p.s_q, p.total_q);
+        owns = token >= part.offset && token < part.offset + part.length;
+      }
+      if (__any_sync(0xffffffffu, owns)) return true;
+    }
+    return false;
   }
 };
 
@@ -230,6 +234,13 @@ int warps_of_row(int splits) {
 }
 
 }  // namespace
+
+int64_t merge_read_bytes(const ForwardGeometry& g, int splits) {
+  const int64_t warps = warps_of_row(splits), loads = g.d_v <= 128 ? 8 : 4;
+  const int64_t trips = (splits + warps * loads - 1) / (warps * loads);
+  const int64_t rows = g.h_q * (g.cu_seqlens_q ? g.total_q : g.b * g.s_q);
+  return rows * warps * (trips * loads * g.d_v * 4 + splits * 32);
+}
 
 cudaError_t load_merge(ForwardType type) {
   for (const int64_t d_v : {128, 256}) {

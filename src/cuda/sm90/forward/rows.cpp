@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace abacist::cuda::sm90 {
 namespace {
@@ -132,7 +133,8 @@ ForwardSplit choose_split(const ForwardArguments& arguments, const ForwardTile& 
                                  SplitCost(arguments, rows, split_tile, multiprocessors)(1));
   ForwardSplit chosen{1, rows};
   const int64_t room = kMostPartialBytes / int64_t(std::max<size_t>(partial_bytes(g, 1), 1));
-  for (const ForwardRows& each : {packed, plain}) {
+  const ForwardRows both[] = {packed, plain};
+  for (const ForwardRows& each : std::span(both, packed.packed() ? 2 : 1)) {
     if (arguments.row_choice == (each.packed() ? 1 : 2)) continue;
     const SplitCost cost(arguments, each, split_tile, multiprocessors);
     // More than four waves of items gain nothing. The tiles of a varlen batch are listed as if
