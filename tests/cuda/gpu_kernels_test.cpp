@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/support/gpu.hpp"
+#include "cuda/support/kernels.hpp"
 #include "support/bounds.hpp"
 
 namespace abacist::testing {
@@ -11,15 +12,6 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-/// Lengths, and heads of a group, for which the plan takes a certain kernel.
-struct Kernel {
-  const char* name;
-  const char* ending;  ///< of the kernel's name in the plan
-  std::int64_t group, s_q, s_k;
-  std::int64_t d;
-  int multiprocessors = 0;  ///< 0: all
-};
 
 class GpuKernels : public GpuTest, public ::testing::WithParamInterface<Kernel> {
  protected:
@@ -486,24 +478,8 @@ TEST_P(GpuKernels, ValuesNearTheEndOfFloat) {
   check(x);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Each, GpuKernels,
-    ::testing::Values(
-        Kernel{"tiled64", "", 1, 150, 300, 64}, Kernel{"split64", ".split", 1, 150, 2100, 64},
-        Kernel{"tiled64long", "", 1, 150, 2100, 64, 2},
-        Kernel{"tiled256long", "", 1, 20, 4200, 256, 2}, Kernel{"tiled128", "", 1, 150, 300, 128},
-        Kernel{"tiled192", "", 1, 130, 250, 192}, Kernel{"tiled256", "", 1, 130, 200, 256},
-        Kernel{"split256", ".split", 1, 20, 4200, 256},
-        Kernel{"split128", ".split", 1, 3, 3000, 128},
-        Kernel{"packedsplit64", ".packed.split", 8, 3, 2500, 64},
-        Kernel{"packedsplit128", ".packed.split", 7, 5, 2100, 128},
-        Kernel{"packedsplit192", ".packed.split", 4, 8, 1800, 192},
-        Kernel{"packed64", ".packed", 4, 6, 300, 64},
-        Kernel{"packed128", ".packed", 7, 5, 400, 128},
-        Kernel{"packed192", ".packed", 4, 8, 250, 192},
-        Kernel{"packed256", ".packed", 12, 3, 200, 256}, Kernel{"short64", ".short", 2, 40, 60, 64},
-        Kernel{"short128", ".short", 3, 20, 45, 128}),
-    [](const auto& each) { return std::string(each.param.name); });
+INSTANTIATE_TEST_SUITE_P(Each, GpuKernels, ::testing::ValuesIn(kKernels),
+                         [](const auto& each) { return std::string(each.param.name); });
 
 }  // namespace
 }  // namespace abacist::testing
