@@ -25,7 +25,7 @@ from h200_forward import Kernel, graph_of, time_graph, write_results
 L2_BYTES = 60 << 20
 ABOUT = (
     "Few queries against many keys, one H200: microseconds a call, median of {rounds} rounds in random order; "
-    "*_spread: (max - min) / median. abacist: as planned, in so many parts of the keys; unpacked, packed: forced, "
+    "*_spread: (max - min) / median. abacist: as planned; unpacked, packed: forced, "
     "keys in one part; gb_per_s: K and V read once, as planned; max_error: |o - float32| of two groups of heads."
 )
 ABOUT_SEQUENCES = (

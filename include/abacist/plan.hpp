@@ -34,6 +34,7 @@ struct PlanOptions {
   /// on b, on other sequences, on the longest length, nor on whether K and V are dense, varlen or
   /// paged. Tiles are fixed by the head dimensions and keys are never split, so small batches may
   /// be slower. Gradients that sum over sequences (d_bias over b, d_sinks) depend on them all.
+  /// Plans for a GPU refuse it so far.
   bool batch_invariant = false;
 };
 
