@@ -238,8 +238,7 @@ int warps_of_row(int splits) {
 int64_t merge_read_bytes(const ForwardGeometry& g, int splits) {
   const int64_t warps = warps_of_row(splits), loads = g.d_v <= 128 ? 8 : 4;
   const int64_t trips = (splits + warps * loads - 1) / (warps * loads);
-  const int64_t rows = g.h_q * (g.cu_seqlens_q ? g.total_q : g.b * g.s_q);
-  return rows * warps * (trips * loads * g.d_v * 4 + splits * 32);
+  return result_rows(g) * warps * (trips * loads * g.d_v * 4 + splits * 32);
 }
 
 cudaError_t load_merge(ForwardType type) {
@@ -271,7 +270,7 @@ cudaError_t launch_merge(const ForwardArguments& arguments, int splits, cudaStre
   p.s_q = int(g.s_q);
   p.total_q = int(g.total_q);
   p.row_s = int(g.cu_seqlens_q ? g.total_q : g.s_q);
-  p.rows = int(g.h_q) * p.row_s * int(g.cu_seqlens_q ? 1 : g.b);
+  p.rows = int(result_rows(g));
   p.row_warps = warps_of_row(splits);
   void* kernel_arguments[] = {&p};
   // It waits for the kernel before it, whose last blocks its launch overlaps.

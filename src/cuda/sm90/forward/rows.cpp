@@ -156,11 +156,12 @@ ForwardSplit choose_split(const ForwardArguments& arguments, const ForwardTile& 
   return chosen;
 }
 
-// Of four rows each, so that every split begins at a multiple of 32 bytes.
-int64_t partial_rows(const ForwardGeometry& g) {
-  const int64_t rows = g.h_q * (g.cu_seqlens_q ? g.total_q : g.b * g.s_q);
-  return (rows + 3) / 4 * 4;
+int64_t result_rows(const ForwardGeometry& g) {
+  return g.h_q * (g.cu_seqlens_q ? g.total_q : g.b * g.s_q);
 }
+
+// Of four rows each, so that every split begins at a multiple of 32 bytes.
+int64_t partial_rows(const ForwardGeometry& g) { return ceil_quotient(result_rows(g), 4) * 4; }
 
 size_t partial_bytes(const ForwardGeometry& g, int splits) {
   return size_t(splits) * size_t(partial_rows(g)) * size_t(g.d_v + 2) * sizeof(float);

@@ -20,6 +20,9 @@ ForwardSplit choose_split(const ForwardArguments& arguments, const ForwardTile& 
                           const ForwardTile& split_tile, const ForwardRows& rows,
                           int multiprocessors);
 
+// Rows of O, and of LSE: [b, h_q, s_q], or [h_q, total_q].
+int64_t result_rows(const ForwardGeometry& g);
+
 // Rows of partial results (partial.cuh) of a split, and the bytes of all splits.
 int64_t partial_rows(const ForwardGeometry& g);
 size_t partial_bytes(const ForwardGeometry& g, int splits);
