@@ -12,6 +12,7 @@ add_executable(tests_cuda
   cuda/gpu_large_test.cpp
   cuda/gpu_mixture_test.cpp
   cuda/gpu_run_test.cpp
+  cuda/gpu_scores_test.cpp
   cuda/plan_test.cpp
   cuda/support/gpu.cpp)
 target_compile_options(tests_cuda PRIVATE ${cuda_options})

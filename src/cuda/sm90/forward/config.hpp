@@ -33,6 +33,8 @@ struct ForwardTile {
     tile.splits = split;
     return tile;
   }
+  // The kernel for split keys of d 256 serves where they are not, too.
+  constexpr bool only_splits() const { return splits && d_qk != 256; }
   constexpr int rows() const { return groups * 64; }
   // Q's buffer is free early.
   constexpr bool q_registers() const { return q_steps == ceil_div(d_qk, 16); }

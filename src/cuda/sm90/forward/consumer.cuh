@@ -20,13 +20,13 @@ template <ForwardTile Tile, class Element, bool Modified>
 __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Tile>& shared) {
   constexpr int kKeys = Tile.keys;
   const int group = uniform(threadIdx.x / 128);
-  const uint32_t q_address =
-      __cvta_generic_to_shared(shared.q[0]) + group * 64 * Tile.qk_panels() * 128;
-  const tile::Descriptor q_base(q_address);
+  auto q_address = [&](int group) {
+    return uint32_t(__cvta_generic_to_shared(shared.q[0])) + group * 64 * Tile.qk_panels() * 128;
+  };
+  const tile::Descriptor q_base(q_address(group));
   const tile::Descriptor k_base(uint32_t(__cvta_generic_to_shared(shared.k[0])));
   const tile::Descriptor v_base(uint32_t(__cvta_generic_to_shared(shared.v[0])), kKeys * 128);
-  // Modified scores are in log2 units already.
-  const float scale_log2 = Modified && p.modified ? 1.0f : p.scale_log2;
+  const float scale_log2 = p.scale_log2;
 
   float s[kKeys / 2];                        // [64, keys] over the warpgroup
   float o[Tile.d_v / 2] = {};                // [64, d_v]
@@ -50,15 +50,22 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 
   static_assert(Tile.stages == 2 || Tile.stages == 4);
   constexpr bool kTight = Tile.d_qk == 256 && kKeys == 80;  // no register is left
+  // Nor in kernels of modified scores: what is needed seldom is read again.
+  constexpr bool kReadsBounds = Modified && Tile.d_qk >= 128;
+  constexpr bool kWideModified = Modified && Tile.d_qk > 128;
   // Barriers are looked at ahead of their waits.
   constexpr bool looks_ahead = !kTight;
   auto position = [](int number) {
     return tile::RingPosition<Tile.stages>{number & (Tile.stages - 1),
                                            uint32_t(number / Tile.stages & 1)};
   };
-  auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group); };
+  constexpr bool kReadsGroup = kWideModified && !Tile.only_splits();
+  auto group_again = [&] { return kReadsGroup ? int(ptx::thread_again() / 128) : group; };
+  auto uniform_group = [&] { return kReadsGroup ? uniform(ptx::thread_again() / 128) : group; };
+  auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group_again()); };
   auto next_turn = [&] {
-    ptx::named_barrier_arrive<256>(1 + (group + 1 == Tile.groups ? 0 : group + 1));
+    const int after = group_again() + 1;
+    ptx::named_barrier_arrive<256>(1 + (after == Tile.groups ? 0 : after));
   };
   auto issue_qk = [&] {
     const uint32_t q = q_at().stage * Tile.q_bytes(), k = position(key_tile).stage * Tile.k_bytes();
@@ -96,11 +103,6 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     }
   };
   auto pack_probability = [&] { pack_steps(0, kKeys / 16); };
-  // ptxas moves nothing over it.
-  auto end_block = [&] {
-#pragma unroll 1
-    for (int i = 0; i < p.never; ++i) asm volatile("nanosleep.u32 20;" ::: "memory");
-  };
   // Rows of V past the sequence's end hold anything, NaN included, and 0 * NaN is NaN. TMA writes
   // zeros past the tensor only. Every warpgroup clears them for itself: the same zeros.
   auto wait_last_v = [&](bool known_full = false) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
           uint4{};
     }
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-    ptx::named_barrier_sync<128>(8 + group);
+    ptx::named_barrier_sync<128>(8 + group_again());
   };
   // The lane, and this thread's first row of the tile (the other is 8 below). With three groups
   // they are read again where they are needed: kept in registers, they would spill.
@@ -138,7 +140,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
   auto store_pending = [&](int finished, const RowEnds& ends) {
     const int slot = finished % kWorkSlots;
     Work& w = shared.works[slot];
-    store_rows<Tile, Element>(p, w, group, lane(), o, ends, staging(), &shared.redo[slot],
+    store_rows<Tile, Element>(p, w, uniform_group(), lane(), o, ends, staging(), &shared.redo[slot],
                               finished & kTraits * Work::plain_store);
   };
   // V of the key tile before `key_tile - back`, which nobody of this warpgroup reads.
@@ -183,38 +185,41 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     const bool v_full = looks_ahead && shared.v_ring.is_full(position(key_tile - 1));
     if (!q_full) shared.q_ring.wait_full(q_at());
     Work& w = shared.works[slot];
-    const Work::Part& part = w.parts[group];
+    const Work::Part& part = w.parts[uniform_group()];
     const int traits = uniform(part.traits);
     const int begin = uniform(w.begin), end = uniform(part.end), mode = uniform(w.mode);
-    const int frozen_begin = uniform(part.frozen_begin), kept_end = uniform(part.frozen_end);
-    auto frozen_end = [&] { return kTight ? uniform(part.frozen_end) : kept_end; };
+    const int kept_begin = uniform(part.frozen_begin), kept_end = uniform(part.frozen_end);
+    auto frozen_begin = [&] { return kReadsBounds ? uniform(part.frozen_begin) : kept_begin; };
+    auto frozen_end = [&] { return kTight || kReadsBounds ? uniform(part.frozen_end) : kept_end; };
     auto compute = [&] {
       if constexpr (Tile.q_steps > 0) {
 #pragma unroll
         for (int step = 0; step < Tile.q_steps; ++step) {
           const unsigned thread = kRead ? ptx::thread_again() : threadIdx.x;
           const int r = thread / 32 % 4 * 16 + thread % 16, chunk = step * 2 + thread % 32 / 16;
-          ptx::ldmatrix_x4(q_fragments[step], q_address + q_at().stage * Tile.q_bytes() +
-                                                  (chunk / 8) * 8192 + r * 128 +
-                                                  ((chunk % 8) ^ (r % 8)) * 16);
+          ptx::ldmatrix_x4(q_fragments[step],
+                           q_address(group_again()) + q_at().stage * Tile.q_bytes() +
+                               (chunk / 8) * 8192 + r * 128 + ((chunk % 8) ^ (r % 8)) * 16);
         }
         if constexpr (Tile.q_registers()) release_q();
       }
+      auto alibi_rows = [&] {
+        AlibiRows rows{};
+        if (!Modified || !p.alibi_slopes) return rows;
+        // In a split keys count from its first one.
+        const int aligned = Tile.splits ? w.first + p.left : p.top_left ? 0 : w.len_k - w.len_q;
+        const int shift = aligned - 2 * (lane() % 4);
+        constexpr float kLog2E = 1.4426950408889634f;
+        // One after the other: few registers are left.
+        rows.slope0 = p.alibi_slopes[RowPlace<Tile.packs>(p, w, first_row()).head] * kLog2E;
+        asm volatile("" ::: "memory");
+        rows.slope1 = p.alibi_slopes[RowPlace<Tile.packs>(p, w, first_row() + 8).head] * kLog2E;
+        rows.diagonal0 = row_position<Tile.packs>(p, w, first_row()) + shift;
+        rows.diagonal1 = row_position<Tile.packs>(p, w, first_row() + 8) + shift;
+        return rows;
+      };
       auto modify = [&](int n) {
-        if (Modified && p.modified) {
-          // In a split keys count from its first one.
-          const int aligned = Tile.splits ? w.first + p.left : p.top_left ? 0 : w.len_k - w.len_q;
-          const int shift = aligned - n * kKeys - 2 * (lane() % 4);
-          float slope0 = 0.0f, slope1 = 0.0f;
-          if (p.alibi_slopes) {  // one after the other: few registers are left
-            slope0 = p.alibi_slopes[RowPlace<Tile.packs>(p, w, first_row()).head];
-            asm volatile("" ::: "memory");
-            slope1 = p.alibi_slopes[RowPlace<Tile.packs>(p, w, first_row() + 8).head];
-          }
-          modify_scores(s, p, slope0, slope1,
-                        float(row_position<Tile.packs>(p, w, first_row()) + shift),
-                        float(row_position<Tile.packs>(p, w, first_row() + 8) + shift));
-        }
+        if (Modified && p.modified) modify_scores<Tile>(s, p, alibi_rows(), n * kKeys);
       };
       auto mask = [&](int n) {
         if (n >= part.full_begin && n < part.full_end) return;
@@ -242,17 +247,32 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       };
       bool next_full = false;  // K of the next tile, looked for while P is packed
       // The scores of key tile n are in s and P V of tile n - 1 is in flight: softmax, P.
-      auto frozen_tile = [&](int n, bool masked) {
+      // `alibi`: not read where scores are not modified, or there is a mask.
+      auto frozen_tile = [&](int n, bool masked, auto modified, const AlibiRows& alibi) {
         float t0, t1, f0, f1;
-        modify(n);
-        if (masked) mask(n);
+        ScoreForm form;
+        if constexpr (modified) {
+          form = form_of<Tile>(s, p, state, alibi, n * kKeys);
+        } else {
+          modify(n);
+          if (masked) mask(n);
+        }
+        auto exponentials = [&](auto begin, auto end) {  // of 16 keys
+          if constexpr (modified) {
+            exponentials_of<8 * begin, 8 * end>(s, p, state, form, alibi, t0, t1);
+          } else {
+            softmax_frozen_part<8 * begin, 8 * end>(s, state, scale_log2, t0, t1);
+          }
+        };
+        constexpr std::integral_constant<int, 0> kFirst;
+        constexpr std::integral_constant<int, kKeys / 16> kAll;
         if constexpr (Tile.staged) {
-          constexpr int kEarly = kKeys / 16 * 3 / 4;  // steps of P
+          constexpr std::integral_constant<int, kKeys / 16 * 3 / 4> kEarly;
           t0 = t1 = 0.0f;
-          softmax_frozen_part<0, 8 * kEarly>(s, state, scale_log2, t0, t1);
-          end_block();
+          exponentials(kFirst, kEarly);
+          end_block(p.never);
           end_pv_step();
-          softmax_frozen_part<8 * kEarly, kKeys / 2>(s, state, scale_log2, t0, t1);
+          exponentials(kEarly, kAll);
           pack_steps(0, kEarly);
           next_full = looks_ahead && shared.k_ring.is_full(position(key_tile));
           state.l0 += t0;
@@ -265,7 +285,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
           pack_steps(kEarly, kKeys / 16);
           return;
         }
-        softmax_frozen(s, state, scale_log2, t0, t1);
+        t0 = t1 = 0.0f;
+        exponentials(kFirst, kAll);
         state.l0 += t0;
         state.l1 += t1;
         const bool raise = __any_sync(0xffffffffu, fmaxf(t0, t1) > kRaiseThreshold<Element>);
@@ -347,17 +368,26 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
         end_qk(n);
       };
       while (n < end) {
-        if (n >= frozen_begin && n < frozen_end()) {
+        if (n >= frozen_begin() && n < frozen_end()) {
           const int full_end = min(frozen_end(), uniform(part.full_end));
           if (n >= uniform(part.full_begin)) {
-            for (; n < full_end; ++n) {
-              begin_step(n);
-              frozen_tile(n, false);
+            auto full_tiles = [&](auto modified, auto alibi) {
+              for (; n < full_end; ++n) {
+                begin_step(n);
+                frozen_tile(n, false, modified, alibi());
+              }
+            };
+            if (Modified && !Tile.splits && p.modified) {
+              // Loads and 40 instructions: not in the loop, where there are registers.
+              const AlibiRows kept = kWideModified ? AlibiRows{} : alibi_rows();
+              full_tiles(std::true_type{}, [&] { return kWideModified ? alibi_rows() : kept; });
+            } else {
+              full_tiles(std::false_type{}, [] { return AlibiRows{}; });
             }
           }
           if (n < frozen_end()) {
             begin_step(n);
-            frozen_tile(n, true);
+            frozen_tile(n, true, std::false_type{}, {});
             ++n;
           }
         } else {
@@ -380,7 +410,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
       passed = uniform(w.end) - begin;
       if (passed > 0) release_q();  // before the last key tile is waited for
       if (mode < Work::flush)
-        write_empty_rows<Tile, Element>(p, w, group, lane(), staging(), &shared.redo[slot]);
+        write_empty_rows<Tile, Element>(p, w, uniform_group(), lane(), staging(),
+                                        &shared.redo[slot]);
       turns = Tile.chained() ? max(passed, 1) : passed > 0 ? passed + 1 : 0;
       then = mode == Work::stop ? kEnd : passed > 0 ? 0 : kAnswer;
     }

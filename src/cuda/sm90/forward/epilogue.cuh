@@ -68,7 +68,7 @@ __device__ __forceinline__ void write_lse(const ForwardParams& p, const Work& w,
   for (int second = 0; second < 2; ++second) {  // one after the other: few registers are left
     const RowPlace<Tile.packs> place(p, w, r + 8 * second);
     if (is_written(w, place, r + 8 * second)) {
-      if constexpr (Tile.splits) {
+      if (leaves_parts<Tile>(p)) {
         partial_sums(p, w)[partial_row(p, w, place)] = second ? float2{m1, l1} : float2{m0, l0};
         continue;
       }
@@ -105,14 +105,14 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& p, const Work& 
     if (empty1) m1 = -INFINITY, l1 = 1.0f;
   }
   float scaled0 = 1.0f, scaled1 = 1.0f;
-  if (!Tile.splits && p.sinks) {  // they join when all splits are there
+  if (!leaves_parts<Tile>(p) && p.sinks) {  // they join when all splits are there
     scaled0 = add_sink(p.sinks[RowPlace<Tile.packs>(p, w, r).head] * 1.4426950408889634f, m0, l0);
     scaled1 =
         add_sink(p.sinks[RowPlace<Tile.packs>(p, w, r + 8).head] * 1.4426950408889634f, m1, l1);
   }
   ends.factor0 = empty0 ? 0.0f : __fdividef(scaled0, l0);
   ends.factor1 = empty1 ? 0.0f : __fdividef(scaled1, l1);
-  if ((Tile.splits || p.lse) && lane % 4 == 0) write_lse<Tile>(p, w, r, m0, l0, m1, l1);
+  if ((leaves_parts<Tile>(p) || p.lse) && lane % 4 == 0) write_lse<Tile>(p, w, r, m0, l0, m1, l1);
   return ends;
 }
 
@@ -307,8 +307,8 @@ __device__ __forceinline__ void store_rows(const ForwardParams& p, Work& w, int 
       *static_cast<volatile int*>(redo) = 1;
     }
   }
-  if constexpr (Tile.splits) {
-    store_partial_rows<Tile.d_v>(p, w, r, lane, o);
+  if (leaves_parts<Tile>(p)) {
+    if constexpr (Tile.splits) store_partial_rows<Tile.d_v>(p, w, r, lane, o);
   } else if constexpr (Tile.staged_output()) {
     store_rows_staged<Tile, Element>(p, w, warp_row, lane, o, ends.factor0, ends.factor1, staging,
                                      plain);
@@ -324,7 +324,7 @@ __device__ __forceinline__ void write_empty_rows(const ForwardParams& p, Work& w
   const float o[Tile.d_v / 2] = {};
   const int r = group * 64 + threadIdx.x / 32 % 4 * 16 + lane / 4;
   const RowEnds ends = end_rows<Tile, Element>(p, w, r, lane, RowState{});
-  if constexpr (Tile.splits) return;  // nobody reads such a row's O
+  if (leaves_parts<Tile>(p)) return;  // nobody reads such a row's O
   store_rows<Tile, Element>(p, w, group, lane, o, ends, staging, redo, false);
 }
 

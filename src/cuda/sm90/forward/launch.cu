@@ -75,7 +75,7 @@ ForwardStatus refuse(const char* reason) {
 // The narrowest shape that fits; of several for it, the first whose length fits, else the last.
 // (With softcap or ALiBi the long shapes of d 64, 192/128 and 256 would spill, so they are not
 // built. Packed heads run in the shapes with softcap and ALiBi, split keys in kernels of three
-// widths.)
+// widths, which of d 256 is that of softcap, ALiBi and packed heads, too.)
 enum class Serves { plain, packed, split };
 const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes,
                                      Serves what = Serves::plain) {
@@ -85,7 +85,7 @@ const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bo
     const ForwardTile& tile = candidate.tile;
     // Kernels that can do more are slower.
     const bool able = what == Serves::plain ? candidate.modified == modified : tile.packs;
-    const bool serves = able && tile.splits == (what == Serves::split);
+    const bool serves = able && (what == Serves::split ? tile.splits : !tile.only_splits());
     if (candidate.is_short || candidate.type != g.type || !serves || g.d_qk > tile.d_qk ||
         g.d_v > tile.d_v)
       continue;
@@ -164,11 +164,23 @@ void fill_score(const ForwardArguments& arguments, ForwardParams& p) {
   p.sinks = score.sinks;
   p.alibi_slopes = score.alibi_slopes;
   constexpr double kLog2E = 1.4426950408889634;
-  p.scale_log2 = float(double(score.scale) * kLog2E);
-  if (score.softcap != 0) {
-    p.softcap_in = float(2 * kLog2E * score.scale / score.softcap);
-    p.softcap_out = float(kLog2E * score.softcap);
+  const bool capped = score.softcap != 0;
+  p.score_log2 = float(double(capped ? score.softcap : score.scale) * kLog2E);
+  if (capped) {
+    p.softcap_in = float(score.scale / (kSoftcapUnit * score.softcap));
+    // tanh(y) / y in powers of y^2, 0 <= y < 0.625: least relative error (1.07e-7).
+    constexpr double kSeries[] = {0.999999893132, -0.333319542502, 0.133045259976, -0.0518218666683,
+                                  0.01505094513};
+    double factor = double(score.softcap) * kLog2E * kSoftcapUnit;
+    for (int i = 0; i < 5; ++i, factor *= kSoftcapUnit * kSoftcapUnit)
+      p.softcap_series[i] = float(kSeries[i] * factor);
   }
+  if (capped) {
+    p.modified = ForwardParams::capped;
+  } else if (score.alibi_slopes || !(score.scale > 0)) {
+    p.modified = ForwardParams::scaled;
+  }
+  p.scale_log2 = p.modified ? 1.0f : p.score_log2;
 }
 
 // All but the tensor maps.
@@ -186,7 +198,6 @@ void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice,
   p.cu_seqlens_q = g.cu_seqlens_q;
   p.cu_seqlens_k = g.cu_seqlens_k;
   p.k_lengths = g.k_lengths;
-  p.modified = choice.modified;
   fill_score(arguments, p);
   p.b = int(g.b);
   p.heads_per_kv_head = int(g.h_q / g.h_k);

@@ -8,6 +8,10 @@
 
 namespace abacist::cuda::sm90 {
 
+// Where tanh is taken of score / cap, that is counted in this: it has a polynomial below 2
+// (score.cuh).
+inline constexpr double kSoftcapUnit = 0.3125;
+
 struct ForwardParams {
   CUtensorMap q_map;  // (d, s, h, b), box 64 x 64; packed: (d, h, s, b), box 64 x heads x positions
   CUtensorMap k_map;  // (d, s, h, b), box 64 x keys
@@ -23,10 +27,12 @@ struct ForwardParams {
   const float* alibi_slopes;
   const float* sinks;
   uint32_t* tile_counter;  // for TileOrder::counter
-  float scale_log2;        // scale * log2(e): p = 2^(scale_log2 s - m)
-  float softcap_in;        // 2 log2(e) scale / cap and cap log2(e), 0 without softcap (score.cuh)
-  float softcap_out;
-  int modified;  // softcap or ALiBi: only for instances that have the code
+  float scale_log2;  // p = 2^(scale_log2 s - m); scale * log2(e) where scores are not modified
+  // Only for instances that have the code (score.cuh):
+  float softcap_in;                                  // scale / (cap kSoftcapUnit)
+  float score_log2;                                  // times a score, or its tanh: log2 units
+  enum Modification { unmodified, scaled, capped };  // scaled: by 0 or less, or for ALiBi
+  int modified;
   int b, heads_per_kv_head;
   // The 64 rows of a warpgroup are row_heads query heads at each of row_positions positions, the
   // heads of a position side by side: 1 x 64, or, with the query heads of a kv head packed, as many
@@ -52,6 +58,7 @@ struct ForwardParams {
   int splits;
   float* partials;  // [splits]
   int partial_rows;
+  float softcap_series[5];  // cap tanh(y) log2(e) / u in powers of u^2; y = kSoftcapUnit u
 };
 
 // Beside that, what short.cuh needs: it does not load by TMA.

@@ -12,6 +12,12 @@
 
 namespace abacist::cuda::sm90 {
 
+// Whether a run's keys are split.
+template <ForwardTile Tile>
+__device__ __forceinline__ bool leaves_parts(const ForwardParams& p) {
+  return Tile.only_splits() || (Tile.splits && p.splits > 1);
+}
+
 // Whether a row sees a key of the split: if not, its O is not written. (Keys whose scores are all
 // -inf sum up to 0.)
 __device__ __forceinline__ bool is_seen(float2 sums) {
@@ -28,8 +34,9 @@ __device__ __forceinline__ bool is_written(const Work& w, const RowPlace<Packs>&
   return place.valid && (wrong >> r % 8 * 4 & 15);
 }
 
+template <bool Packs>
 __device__ __forceinline__ int64_t partial_row(const ForwardParams& p, const Work& w,
-                                               const RowPlace<true>& place) {
+                                               const RowPlace<Packs>& place) {
   return w.batch * p.lse_stride_b + place.head * p.lse_stride_h + w.q_offset + place.position;
 }
 

@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include "params.cuh"
+#include "partial.cuh"
 
 namespace abacist::cuda::sm90 {
 
@@ -100,7 +101,7 @@ __device__ __forceinline__ void describe_part(const ForwardParams& p, const Mask
 
 template <ForwardTile Tile>
 __device__ __forceinline__ void describe_traits(const ForwardParams& p, Work& w) {
-  const bool ordinary = !Tile.splits && (!Tile.packs || p.row_heads == 1);
+  const bool ordinary = !leaves_parts<Tile>(p) && (!Tile.packs || p.row_heads == 1);
   int traits = 0;
   if (w.mode == Work::normal && !w.some_empty && w.begin < w.end) {
     if (ordinary && !p.sinks) traits |= Work::plain_end;
@@ -172,7 +173,7 @@ __device__ __forceinline__ bool describe_tile(const ForwardParams& p, int all_he
 
   w.rows = w.len_q - w.position;
   MaskRule rule(p, w.len_q, w.len_k);
-  if constexpr (Tile.splits) take_split<Tile>(p, split, rule, w);
+  if (leaves_parts<Tile>(p)) take_split<Tile>(p, split, rule, w);
   w.first = rule.first;
   w.behind = rule.end;
   const int last = min(w.position + Tile.groups * positions_of<Tile>(p), w.len_q) - 1;

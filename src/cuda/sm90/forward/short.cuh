@@ -99,8 +99,9 @@ __device__ __forceinline__ float short_softmax(const ForwardParams& p, ShortScor
 #pragma unroll
     for (int e = 2 * half; e < 2 * half + 2; ++e) {
       const int key = key0 + 8 * j + e % 2;
-      float x = p.softcap_out != 0.0f ? tanh_of(s[j][e] * p.softcap_in) * p.softcap_out
-                                      : s[j][e] * p.scale_log2;
+      float x = p.modified == ForwardParams::capped
+                    ? capped_less<false>(s[j][e] * p.softcap_in, p, 0.0f)
+                    : s[j][e] * p.score_log2;
       x = fmaf(-slope, fabsf(float(row.position + shift - key)), x);
       s[j][e] = key >= row.begin && key < row.end ? x : -INFINITY;
       top = fmaxf(top, s[j][e]);

@@ -76,6 +76,12 @@ __device__ __forceinline__ float lse_of(float m, float l) {
   return l == 0.0f ? NAN : (m + __log2f(l)) * 0.6931471805599453f;
 }
 
+// ptxas moves nothing over it. `never` is 0.
+__device__ __forceinline__ void end_block(int never) {
+#pragma unroll 1
+  for (int i = 0; i < never; ++i) asm volatile("nanosleep.u32 20;" ::: "memory");
+}
+
 template <int N>
 __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 #pragma unroll
@@ -149,19 +155,30 @@ __device__ __forceinline__ void first_maximum(const float (&s)[N], RowState& row
   row.suspect0 = row.suspect1 = false;
 }
 
-// Elements [Begin, End) of s -> p in place with m as it stands; their sums are added to t0, t1.
-template <int Begin, int End, int N>
-__device__ __forceinline__ void softmax_frozen_part(float (&s)[N], const RowState& row,
-                                                    float scale_log2, float& t0, float& t1) {
+// Elements [Begin, End) of s -> 2^exponent in place; their sums are added to t0, t1. `exponent` is
+// given an element, which of the thread's two rows it is of, and its column less that of the first.
+template <int Begin, int End, int N, class Exponent>
+__device__ __forceinline__ void take_exponentials(float (&s)[N], Exponent exponent, float& t0,
+                                                  float& t1) {
 #pragma unroll
   for (int i = Begin; i < End; i += 4) {
-    s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -row.m0));
-    s[i + 1] = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, -row.m0));
-    s[i + 2] = ptx::exp2_approx(fmaf(s[i + 2], scale_log2, -row.m1));
-    s[i + 3] = ptx::exp2_approx(fmaf(s[i + 3], scale_log2, -row.m1));
+    s[i] = ptx::exp2_approx(exponent(s[i], 0, i * 2));
+    s[i + 1] = ptx::exp2_approx(exponent(s[i + 1], 0, i * 2 + 1));
+    s[i + 2] = ptx::exp2_approx(exponent(s[i + 2], 1, i * 2));
+    s[i + 3] = ptx::exp2_approx(exponent(s[i + 3], 1, i * 2 + 1));
     t0 += s[i] + s[i + 1];
     t1 += s[i + 2] + s[i + 3];
   }
+}
+
+// The same with m as it stands.
+template <int Begin, int End, int N>
+__device__ __forceinline__ void softmax_frozen_part(float (&s)[N], const RowState& row,
+                                                    float scale_log2, float& t0, float& t1) {
+  const auto exponent = [&](float x, int half, int) {
+    return fmaf(x, scale_log2, half ? -row.m1 : -row.m0);
+  };
+  take_exponentials<Begin, End>(s, exponent, t0, t1);
 }
 
 template <int N>
