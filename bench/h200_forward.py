@@ -101,7 +101,8 @@ class Kernel:
         self.library.abacist_sm90_workspace_bytes.restype = ctypes.c_ulong
         self.workspace = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
 
-    def __call__(self, q, k, v, o, lse, scale, causal, left=UNBOUNDED, cu=None, max_s=None):
+    def __call__(self, q, k, v, o, lse, scale, causal, left=UNBOUNDED, cu=None, max_s=None,
+                 softcap=0.0, slopes=None):
         """q [b, s, h, d] (or [1, total, h, d] with cu) and so on; writes o and lse."""
         strides = lambda t: Strides(t.stride(0), t.stride(1), t.stride(2))
         a = Arguments()
@@ -126,7 +127,7 @@ class Kernel:
             a.geometry.total_q, a.geometry.total_k = s_q, s_k
             a.geometry.cu_seqlens_q = a.geometry.cu_seqlens_k = cu.data_ptr()
         a.mask = Mask(left, 0 if causal else UNBOUNDED, False)
-        a.score = Score(scale, 0.0, None, None)
+        a.score = Score(scale, softcap, None if slopes is None else slopes.data_ptr(), None)
         a.no_short_shapes = self.long_shapes
         a.tile_order, a.row_choice, a.splits = self.order, self.row_choice, self.splits
         needed = self.library.abacist_sm90_workspace_bytes(ctypes.byref(a))
