@@ -4,8 +4,8 @@
 
 16,384 tokens, hidden dimension 2,048, bf16; the protocol of h200_forward.py. Printed: TFLOP/s (causal
 counts half) and the spread of a contender against itself. "plain" is abacist without modified scores,
-"large" abacist with scores of which most are beyond softcap's polynomial (deviation 20, cap 50).
-Outputs are compared with FlexAttention's before anything is timed.
+"large" abacist with scores of deviation 20, of which one in eight is beyond softcap's polynomial.
+The largest difference from FlexAttention's outputs is printed.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def run_cell(library, what, d, causal, s, args, clock):
     add("plain", q)
     if what == "softcap":
         add("large", large_q, **score)
-    # With the bias of keys behind a query positive, as FlexAttention is told it, full masks differ.
+    # As FlexAttention is told it, the bias of keys after a query is positive: full masks differ.
     if what == "softcap" or causal:
         flex = flex_call(what, causal, s, slopes, torch.compile(flex_attention, dynamic=False))
         outputs["flex"] = flex(q, k, v)

@@ -10,7 +10,7 @@ namespace abacist::testing {
 namespace {
 
 /// Scores on both sides of where softcap's polynomial ends (0.625 cap), all below it, all far
-/// beyond; with infinite ones, whose tanh is 1.
+/// beyond, where tanh is 1.
 TEST_P(GpuKernels, SoftcapOfSmallAndLargeScores) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const double deviation : {0.1, 0.6, 2.0, 30.0}) {

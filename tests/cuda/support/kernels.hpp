@@ -1,4 +1,4 @@
-// Every kernel of the forward pass on a GPU, and a problem that it serves.
+// Kernels of the forward pass on a GPU (d 96 and 192/128 aside), and a problem that each serves.
 #pragma once
 
 #include <cstdint>

@@ -85,7 +85,7 @@ struct ForwardRows {
 // What a launch on a GPU with so many multiprocessors would be.
 struct ForwardChoice {
   const ForwardInstance* instance = nullptr;  // null: nothing to launch
-  bool modified = false;                      // by softcap or ALiBi
+  bool modified = false;                      // softcap, ALiBi, scale <= 0
   int rows = 0, keys = 0;                     // of a tile
   ForwardRows warpgroup;                      // what its rows are
   int64_t tile_heads = 0, tiles_per_head = 0;

@@ -50,7 +50,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
 
   static_assert(Tile.stages == 2 || Tile.stages == 4);
   constexpr bool kTight = Tile.d_qk == 256 && kKeys == 80;  // no register is left
-  // Nor in kernels of modified scores: what is needed seldom is read again.
+  // Nor in these kernels of modified scores: what is needed seldom is read again.
   constexpr bool kReadsBounds = Modified && Tile.d_qk >= 128;
   constexpr bool kWideModified = Modified && Tile.d_qk > 128;
   // Barriers are looked at ahead of their waits.
@@ -59,9 +59,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, SharedStorage<Ti
     return tile::RingPosition<Tile.stages>{number & (Tile.stages - 1),
                                            uint32_t(number / Tile.stages & 1)};
   };
-  constexpr bool kReadsGroup = kWideModified && !Tile.only_splits();
-  auto group_again = [&] { return kReadsGroup ? int(ptx::thread_again() / 128) : group; };
-  auto uniform_group = [&] { return kReadsGroup ? uniform(ptx::thread_again() / 128) : group; };
+  auto group_again = [&] { return kWideModified ? int(ptx::thread_again() / 128) : group; };
+  auto uniform_group = [&] { return kWideModified ? uniform(ptx::thread_again() / 128) : group; };
   auto my_turn = [&] { ptx::named_barrier_sync<256>(1 + group_again()); };
   auto next_turn = [&] {
     const int after = group_again() + 1;

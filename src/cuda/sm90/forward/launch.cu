@@ -73,9 +73,10 @@ ForwardStatus refuse(const char* reason) {
 }
 
 // The narrowest shape that fits; of several for it, the first whose length fits, else the last.
-// (With softcap or ALiBi the long shapes of d 64, 192/128 and 256 would spill, so they are not
-// built. Packed heads run in the shapes with softcap and ALiBi, split keys in kernels of three
-// widths, which of d 256 is that of softcap, ALiBi and packed heads, too.)
+// (With softcap or ALiBi the long shapes of d 64 and 256 would spill; those of d 96 and 192/128 are
+// not built, since the next ones serve. Packed heads run in the shapes with softcap and
+// ALiBi, split keys in kernels of three widths. That for d 256 serves softcap, ALiBi and packed
+// heads, too.)
 enum class Serves { plain, packed, split };
 const ForwardInstance* find_instance(const ForwardGeometry& g, bool modified, bool short_shapes,
                                      Serves what = Serves::plain) {

@@ -28,7 +28,7 @@ struct ForwardParams {
   const float* sinks;
   uint32_t* tile_counter;  // for TileOrder::counter
   float scale_log2;  // p = 2^(scale_log2 s - m); scale * log2(e) where scores are not modified
-  // Only for instances that have the code (score.cuh):
+  // How scores are modified (score.cuh); short.cuh reads score_log2 always.
   float softcap_in;                                  // scale / (cap kSoftcapUnit)
   float score_log2;                                  // times a score, or its tanh: log2 units
   enum Modification { unmodified, scaled, capped };  // scaled: by 0 or less, or for ALiBi
@@ -51,7 +51,7 @@ struct ForwardParams {
   // TileOrder::paired: heads whose tiles are dealt out in pairs (even), and how many blocks get a
   // pair more than the others.
   int paired_heads, odd_pairs;
-  int never;          // 0: a branch on it ends a block of instructions (consumer.cuh)
+  int never;          // 0: a branch on it ends a block of instructions (end_block)
   int always_online;  // never freeze the maximum (tests, and the redo path)
   // A split over keys, in kernels for that: tile heads are `splits` times as many, side by side,
   // and each leaves unfinished rows (partial.cuh) for merge.cu.

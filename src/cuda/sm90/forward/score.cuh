@@ -1,10 +1,11 @@
-// Score modifications, before the mask: softcap, then ALiBi. Only the Modified instances have this
-// code.
+// Score modifications, before the mask: softcap, then ALiBi. Only Modified instances and the kernel
+// for short sequences have this code.
 //
 //   x = scale q.k;  x = cap tanh(x / cap);  x = x - slope |i + shift - j|;  in log2 units
 //
-// In first, boundary and online tiles x replaces s (modify_scores). The others, nearly all, take it
-// as they take their exponentials (ScoreForm, exponentials_of): fewer instructions, and those of
+// In first, boundary and online tiles, with softcap and ALiBi together, and in kernels that can
+// split keys (of d 256 all of these) x replaces s: modify_scores. Other tiles, most of them, take
+// it as they take their exponentials (ScoreForm, exponentials_of): fewer instructions, and those of
 // tanh run beside the MUFU's.
 //
 // tanh(y) = 1 - 2 / (1 + e^2y) cancels where y is small: an error of 1e-7 cap, however small the

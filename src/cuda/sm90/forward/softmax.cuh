@@ -89,7 +89,7 @@ __device__ __forceinline__ void scale_rows(float (&x)[N], float f0, float f1) {
 }
 
 // s -> p in place, l and m updated. a0, a1: what O must be multiplied with before this tile's P V.
-// scale_log2 may be zero, not negative (choose_forward); s of a masked element is -inf.
+// scale_log2 is above zero (fill_score); s of a masked element is -inf.
 // What rounding takes from max(s) scale_log2, up to 2^-24 of it, remains in all exponents of a row.
 // For huge scores that is too much: the largest weight is not 1, past 2^32 not even finite. Those
 // rows are done again (end_rows), where products are rounded before anything is subtracted:
