@@ -335,6 +335,16 @@ def measure(calls, burst_ms, rounds, clock):
     return results
 
 
+def add_speed(row, name, runs, flops):
+    """Speed, spread and clock of a contender's bursts, put into `row`; as text."""
+    times = [ms for ms, _ in runs]
+    middle = statistics.median(times)
+    row[name] = round(flops / middle / 1e9, 1)
+    row[name + "_spread"] = round((max(times) - min(times)) / middle, 3)
+    row[name + "_mhz"] = statistics.median(mhz for _, mhz in runs)
+    return f" | {name} {row[name]:6.1f} ±{100 * row[name + '_spread']:4.1f}% {row[name + '_mhz']:4.0f}"
+
+
 def best_over_cudnn(cell, peers_file):
     mask = "causal" if cell.causal else "full"
     if cell.dtype != "bfloat16" or cell.logits != "normal" or cell.lengths or cell.left != UNBOUNDED:
@@ -368,12 +378,7 @@ def run_cell(cell, kernels, names, args, clock, peers_file):
     burst_ms = args.burst_ms if cell.grid or not args.suite else args.other_burst_ms
     rounds = args.rounds if cell.grid or not args.suite else args.other_rounds
     for name, runs in measure(calls, burst_ms, rounds, clock).items():
-        times = [ms for ms, _ in runs]
-        middle = statistics.median(times)
-        row[name] = round(cell.flops() / middle / 1e9, 1)
-        row[name + "_spread"] = round((max(times) - min(times)) / middle, 3)
-        row[name + "_mhz"] = statistics.median(mhz for _, mhz in runs)
-        text += f" | {name} {row[name]:6.1f} ±{100 * row[name + '_spread']:4.1f}% {row[name + '_mhz']:4.0f}"
+        text += add_speed(row, name, runs, cell.flops())
     factor = best_over_cudnn(cell, peers_file)
     known = [x for x in (row["cudnn"] and row["cudnn"] * (factor or 1), row["fa2"]) if x]
     if known:

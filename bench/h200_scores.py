@@ -3,24 +3,24 @@
     python3 h200_scores.py --library libabacist_sm90.so [--json out] [--seconds 60]
 
 16,384 tokens, hidden dimension 2,048, bf16; the protocol of h200_forward.py. Printed: TFLOP/s (causal
-counts half) and the spread of a contender against itself. "plain" is abacist without modified scores,
-"large" abacist with scores of deviation 20, of which one in eight is beyond softcap's polynomial.
+counts half), the spread of a contender against itself, and the SM clock. "plain" is abacist without
+modified scores, "large" abacist with scores of deviation 20, of which one in eight is beyond softcap's
+polynomial.
 The largest difference from FlexAttention's outputs is printed.
 """
 
 import argparse
-import statistics
 import time
 
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from h200_forward import Clock, Kernel, measure, write_results
+from h200_forward import Clock, Kernel, add_speed, measure, write_results
 
 TOKENS, HIDDEN, CAP = 16384, 2048, 50.0
 ABOUT = (
     "Softcap (cap 50) and ALiBi, one H200: TFLOP/s, causal counts half, median of {rounds} bursts of "
-    "{burst:g} ms in random order; *_spread: (max - min) / median. plain: abacist without modified scores; "
+    "{burst:g} ms in random order; *_spread: (max - min) / median, *_mhz: SM clock. plain: abacist without modified scores; "
     "large: softcap with scores of deviation 20; flex: FlexAttention of this PyTorch, compiled. difference: "
     "largest |o - o of FlexAttention|."
 )
@@ -81,11 +81,7 @@ def run_cell(library, what, d, causal, s, args, clock):
     flops = 4 * b * heads * s * s * d * (0.5 if causal else 1)
     text = f"{what:<8} d {d:<3} {'causal' if causal else 'full':<6} s {s:<5}"
     for name, runs in measure(calls, args.burst_ms, args.rounds, clock).items():
-        times = [ms for ms, _ in runs]
-        middle = statistics.median(times)
-        row[name] = round(flops / middle / 1e9, 1)
-        row[name + "_spread"] = round((max(times) - min(times)) / middle, 3)
-        text += f" | {name} {row[name]:6.1f} ±{100 * row[name + '_spread']:4.1f}%"
+        text += add_speed(row, name, runs, flops)
     print(text, "| diff", row["difference"], flush=True)
     return row
 

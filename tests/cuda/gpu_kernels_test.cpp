@@ -11,13 +11,6 @@ namespace {
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Where the LSE of an element of O is.
-std::array<std::int64_t, kMaxRank> lse_index(const Case& c,
-                                             const std::array<std::int64_t, kMaxRank>& of_o) {
-  if (c.varlen()) return {of_o[1], of_o[0]};
-  return {of_o[0], of_o[2], of_o[1]};
-}
-
 TEST_P(GpuKernels, Row49_NeighboursNeverInfluenceASequence) {
   for (const bool causal : {false, true}) {
     Case c = varlen();

@@ -80,7 +80,7 @@ TEST_P(GpuKernels, Row49_NeighboursLeaveTheBitsOfModifiedScores) {
       if (changed(index)) return;
       ++others;
       ASSERT_EQ(beside.o.at(index), alone.o.at(index)) << index[1];
-      const std::array<std::int64_t, kMaxRank> row{index[0], index[2], index[1]};
+      const auto row = lse_index(c, index);
       ASSERT_EQ(beside.lse.at(row), alone.lse.at(row)) << index[1];
     });
     ASSERT_GT(others, 0);

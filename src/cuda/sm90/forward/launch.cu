@@ -160,14 +160,17 @@ void fill_short_params(const ForwardArguments& arguments, ShortParams& p) {
   p.d_qk = int(arguments.geometry.d_qk);
 }
 
-void fill_score(const ForwardArguments& arguments, ForwardParams& p) {
+void fill_score(const ForwardArguments& arguments, bool modified, ForwardParams& p) {
   const ForwardScore& score = arguments.score;
   p.sinks = score.sinks;
   p.alibi_slopes = score.alibi_slopes;
   constexpr double kLog2E = 1.4426950408889634;
   const bool capped = score.softcap != 0;
+  p.modified = modified ? ForwardParams::scaled : ForwardParams::unmodified;
   p.score_log2 = float(double(capped ? score.softcap : score.scale) * kLog2E);
+  p.scale_log2 = modified ? 1.0f : p.score_log2;
   if (capped) {
+    p.modified = ForwardParams::capped;
     p.softcap_in = float(score.scale / (kSoftcapUnit * score.softcap));
     // tanh(y) / y in powers of y^2, 0 <= y < 0.625: least relative error (1.07e-7).
     constexpr double kSeries[] = {0.999999893132, -0.333319542502, 0.133045259976, -0.0518218666683,
@@ -176,12 +179,6 @@ void fill_score(const ForwardArguments& arguments, ForwardParams& p) {
     for (int i = 0; i < 5; ++i, factor *= kSoftcapUnit * kSoftcapUnit)
       p.softcap_series[i] = float(kSeries[i] * factor);
   }
-  if (capped) {
-    p.modified = ForwardParams::capped;
-  } else if (score.alibi_slopes || !(score.scale > 0)) {
-    p.modified = ForwardParams::scaled;
-  }
-  p.scale_log2 = p.modified ? 1.0f : p.score_log2;
 }
 
 // All but the tensor maps.
@@ -199,7 +196,7 @@ void fill_params(const ForwardArguments& arguments, const ForwardChoice& choice,
   p.cu_seqlens_q = g.cu_seqlens_q;
   p.cu_seqlens_k = g.cu_seqlens_k;
   p.k_lengths = g.k_lengths;
-  fill_score(arguments, p);
+  fill_score(arguments, choice.modified, p);
   p.b = int(g.b);
   p.heads_per_kv_head = int(g.h_q / g.h_k);
   const ForwardRows& rows = choice.warpgroup;
